@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from itertools import pairwise
 
 import pytest
+
 from kvhash import Contract, NewerReleaseWarning, Release, UnknownReleaseError, changes_between
 from kvhash.contract import ALGORITHMS, CHANGES, NEWEST, OLDEST
 
@@ -59,7 +61,7 @@ def test_rows_are_in_order_and_change_something() -> None:
     assert since == sorted(set(since))
     assert since[0] == OLDEST
     assert since[-1] <= NEWEST
-    for before, change in zip(CHANGES, CHANGES[1:], strict=False):
+    for before, change in pairwise(CHANGES):
         old, new = Contract.for_vllm(before.since), Contract.for_vllm(change.since)
         assert (old.hash_fields(), old.events) != (new.hash_fields(), new.events), change.since
 

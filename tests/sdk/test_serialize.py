@@ -9,6 +9,7 @@ import cbor2
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+
 from kvhash.serialize import Ref, encode_cbor, encode_pickle5
 from kvhash.serialize.cbor import CborTokens
 from kvhash.serialize.pickle5 import PickleTokens

@@ -386,14 +386,16 @@ class _Search:
             count = min(count, self.limit)
         block_keys: list[ExtraKeys] = [None] * count
         if not keys.empty or self.lookahead:
+            tagged = recipe.needs_tag is None
             for i in range(count):
                 start = (self.first_block + i) * span
                 own = keys.block(contract, start, start + span + self.lookahead)
-                if recipe.needs_tag is not None and not _has_tag(own, recipe.needs_tag):
-                    return []
+                tagged = tagged or _has_tag(own, recipe.needs_tag)
                 own = recipe.keys(self.first_block + i, own)
                 after = tokens[(i + 1) * span : (i + 1) * span + self.lookahead]
                 block_keys[i] = (own, *after) if self.lookahead else own
+            if not tagged:
+                return []
         elif recipe.needs_keys:
             return []
         else:
@@ -419,7 +421,7 @@ class _Search:
         return values
 
 
-def _has_tag(keys: ExtraKeys, tag: str) -> bool:
+def _has_tag(keys: ExtraKeys, tag: str | None) -> bool:
     return any(
         isinstance(key, tuple) and isinstance(key[0], Ref) and tag in ("", key[0].value) for key in keys or ()
     )
