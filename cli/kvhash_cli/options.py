@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -220,6 +221,9 @@ def read_prompts(options: Mapping[str, Any]) -> list[dict[str, Any]]:
     if ways == ["tokens"]:
         return [{"tokens": _json(options, "tokens", "--tokens")}]
     from kvhash.prompt import Tokenizer, tokens_from_openai
+
+    # transformers says on stderr that there is no PyTorch; a tokenizer needs none.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
 
     body = _json(options, "openai_body", "--request")
     if body is not None and not isinstance(body, Mapping):

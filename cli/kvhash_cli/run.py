@@ -36,7 +36,11 @@ def run(command: click.Command, program: str) -> None:
     """Run a click command as the program's whole life; always raises SystemExit."""
     warnings.showwarning = _say_warning
     try:
-        status = command.main(prog_name=program, standalone_mode=False)
+        if f"_{program.upper()}_COMPLETE" in os.environ:
+            command.main(prog_name=program)  # shell completion
+        # Not command.main(): that answers a broken pipe with exit status 1, and `| head` is no fault.
+        with command.make_context(program, sys.argv[1:]) as context:
+            status = command.invoke(context)
         sys.stdout.flush()
     except click.exceptions.Exit as error:
         status = error.exit_code

@@ -100,12 +100,13 @@ class Tokenizer:
             _message(message, content_format, at=f"$.messages[{i}]")
             for i, message in enumerate(_list(messages))
         ]
+        described = (
+            None if tools is None else [_tool(tool, at=f"$.tools[{i}]") for i, tool in enumerate(tools)]
+        )
         try:
             text = self._tokenizer.apply_chat_template(
                 conversation,
-                tools=None
-                if tools is None
-                else [_tool(tool, at=f"$.tools[{i}]") for i, tool in enumerate(tools)],
+                tools=described,
                 chat_template=template,
                 documents=documents,
                 add_generation_prompt=add_generation_prompt,
