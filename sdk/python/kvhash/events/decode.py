@@ -16,6 +16,7 @@ import msgspec
 from msgspec.structs import astuple
 
 from kvhash.contract import Contract
+
 from ._errors import EventDecodeError
 from ._split import split_array
 from .schema import (
@@ -261,7 +262,7 @@ def _layout(events: Sequence[bytes]) -> Literal["array", "map", "mixed"] | None:
 # --- one event, field by field ------------------------------------------------------------------------------
 
 
-class _BadField(Exception):  # noqa: N818 - it never leaves this module
+class _BadField(Exception):
     def __init__(self, message: str, path: str) -> None:
         self.message, self.path = message, path
 

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from kvhash.contract import Contract, EventContract, Release
+
 from ._errors import EventEncodeError
 from .schema import (
     AllBlocksCleared,
