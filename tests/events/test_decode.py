@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import time
 import tracemalloc
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -236,15 +237,13 @@ def test_tierless_store_without_tokens() -> None:
         (b"\x93" + pack(1.5) + b"\xdd\xff\xff\xff\xff", "invalid-msgpack"),
         (b"\xdd\xff\xff\xff\xff\x01", "invalid-msgpack"),
         (b"\x91" * 100_000, "invalid-msgpack"),
-        (b"\x93\x01" + b"\x91" * 100_000 + b"\xc0\x00", "invalid-batch"),
+        (b"\x94\x01\x90\x00" + b"\x91" * 100_000 + b"\xc0", "nested-too-deeply"),
     ],
 )
 def test_what_is_no_batch_is_a_typed_error(payload: bytes, code: str) -> None:
     """A payload that is no batch raises one error type, with a stable code and a place."""
     with pytest.raises(EventDecodeError) as caught:
-        batch = decode_batch(payload)
-        # A batch whose only event is nested too deeply is one; say so rather than guess.
-        raise EventDecodeError(str(batch.events[0]), at="$", code="invalid-batch")
+        decode_batch(payload)
     assert caught.value.code == code
     assert caught.value.at
 
@@ -280,10 +279,8 @@ def test_every_truncation_of_a_frame_is_an_error() -> None:
 @given(st.binary(max_size=200))
 def test_any_bytes_give_a_batch_or_a_typed_error(data: bytes) -> None:
     """No bytes raise anything else."""
-    try:
+    with suppress(EventDecodeError):
         decode_batch(data)
-    except EventDecodeError:
-        pass
 
 
 _LEAF = st.one_of(
@@ -326,10 +323,8 @@ def test_a_flipped_byte_gives_a_batch_or_a_typed_error(which: int, where: int, c
     """Damage to a real frame never raises anything but the typed error."""
     payload = bytearray(frames("vllm-0.32.0-sha256_cbor")[which][2])
     payload[where % len(payload)] ^= change
-    try:
+    with suppress(EventDecodeError):
         decode_batch(bytes(payload))
-    except EventDecodeError:
-        pass
 
 
 @settings(deadline=None)

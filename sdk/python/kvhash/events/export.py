@@ -157,12 +157,12 @@ def _json(value: Any) -> Any:
     return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)
 
 
-# --- files ----------------------------------------------------------------------------------------------------
+# --- files
 
 
 @contextmanager
 def _whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Give a file beside `path` to write; it takes the place of `path` when all went well, else it is gone."""
+    """Give a file beside `path` to write; it replaces `path` when all went well, else it is gone."""
     target = Path(path)
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     os.close(handle)
@@ -193,12 +193,12 @@ def export_parquet(
 ) -> int:
     """Write one row an event, and return how many; `path` is only replaced by a whole file.
 
-    Hashes are text as in JSON lines (bytes as hex with ``0x``), extra keys, what could not be decoded and unknown
+    Hashes are text as in JSON lines (bytes as hex with ``0x``); extra keys, undecodable events and unknown
     fields JSON text. Memory is bounded by `rows_per_group`. Raises MissingDependencyError without pyarrow.
     """
     try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
+        import pyarrow as pa  # type: ignore[import-untyped,import-not-found,unused-ignore]
+        import pyarrow.parquet as pq  # type: ignore[import-untyped,import-not-found,unused-ignore]
     except ImportError:
         raise MissingDependencyError(
             "Parquet needs pyarrow; install it with: pip install 'kvhash[parquet]'"
