@@ -17,7 +17,7 @@ $(STAMP): pyproject.toml
 	@echo "== setting up $(VENV) (Python packages only; nothing outside this folder is changed)"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "kvhash needs Python 3.10 or newer; say which with PYTHON=..."; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[tokenizer,dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
 demo: $(STAMP)

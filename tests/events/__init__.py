@@ -1,1 +1,1 @@
-"""Events."""
+"""KV events."""

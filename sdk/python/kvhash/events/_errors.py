@@ -4,10 +4,12 @@
 
     KvHashError
     ├── UsageError
-    │   └── EventEncodeError     field-not-in-release, integer-too-large, hash-form-not-in-release,
-    invalid-event └── DecodeError
-        ├── EventDecodeError     invalid-msgpack, nested-too-deeply, invalid-batch
-        └── RecordingError       not-a-recording, unsupported-recording, damaged-recording, recording-locked
+    │   └── EventEncodeError     invalid-event, field-not-in-release, hash-form-not-in-release,
+    │                            integer-too-large
+    └── DecodeError
+        ├── EventDecodeError     invalid-batch, invalid-msgpack, nested-too-deeply, payload-too-large
+        └── RecordingError       not-a-recording, unsupported-recording, damaged-recording,
+                                 recording-locked, frame-too-large
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def split_array(data: bytes) -> list[bytes]:
 
 
 def _head(data: bytes, position: int) -> tuple[int | None, int]:
-    """Return how many values the value at `position` holds (None: it is no container) and where they start."""
+    """Return how many values the one at `position` holds (None: no container), and where they start."""
     if position >= len(data):
         raise ValueError("truncated")
     first = data[position]

@@ -34,6 +34,9 @@ __all__ = ["MAX_PAYLOAD_BYTES", "decode_batch"]
 #: The largest payload that is read, in bytes.
 MAX_PAYLOAD_BYTES = 256 * 1024 * 1024
 
+# Where the first event starts, by the first byte of a list of 16 and more.
+_LIST_HEAD = {0xDC: 13, 0xDD: 15}
+
 _NEWEST = Contract.events_for_vllm("latest")
 _STORED = tuple(f.name for f in _NEWEST.block_stored)
 _REMOVED = tuple(f.name for f in _NEWEST.block_removed)
@@ -100,18 +103,19 @@ def decode_batch(payload: bytes) -> EventBatch:
     ``nested-too-deeply``, ``payload-too-large`` or ``invalid-batch``. Time and memory are bounded by the
     payload's length, whatever lengths it declares.
     """
-    fast = _fast(payload)
-    return _careful_batch(bytes(payload)) if fast is None else fast
+    data = bytes(payload)
+    fast = _fast(data)
+    return _careful_batch(data) if fast is None else fast
 
 
 def _fast(payload: bytes) -> EventBatch | None:
     """Read a batch whose every event is as known releases write it; None for all else."""
-    if len(payload) > MAX_PAYLOAD_BYTES or len(payload) < 11:
+    if not 16 <= len(payload) <= MAX_PAYLOAD_BYTES:
         return None
-    # [float, [event ...: the first event's own first byte tells array from map.
-    first = payload[11] if len(payload) > 11 and payload[10] & 0xF0 == 0x90 else None
+    # [float, [event ...: after the head of the list, the first event's own first byte tells array from map.
+    first = payload[_LIST_HEAD.get(payload[10], 11)]
     try:
-        if first is not None and first & 0xF0 == 0x90:
+        if first & 0xF0 == 0x90:
             arrays = _decode_array_batch(payload)
             events = tuple([_from_array(event) for event in arrays.events])
             rank, ts, layout = arrays.data_parallel_rank, arrays.ts, cast(Any, "array")

@@ -25,7 +25,7 @@ from .schema import (
     UnknownEvent,
 )
 
-__all__ = ["encode_batch", "encode_event"]
+__all__ = ["encode_batch", "encode_event", "encode_event_fields"]
 
 _pack = msgspec.msgpack.Encoder().encode
 
@@ -110,3 +110,11 @@ def _header(short: int, wide: int, limit: int, count: int, *, declared: int | No
     if most <= 0xFFFF:
         return bytes((wide,)) + count.to_bytes(2, "big")
     return bytes((wide + 1,)) + count.to_bytes(4, "big")
+
+
+def encode_event_fields(fields: dict[str, Any], *, at: str = "$") -> bytes:
+    """Return the msgpack of an event given as its fields with ``type``, as a map, whatever release has them.
+
+    Raises EventEncodeError.
+    """
+    return _value(fields, at)

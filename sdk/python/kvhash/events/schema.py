@@ -55,7 +55,7 @@ class _Event(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
 
 
 class BlockStored(_Event, frozen=True, gc=False, tag="BlockStored"):
-    """Blocks entered a cache: one hash a block, chained after ``parent_block_hash`` (None: they start a prompt).
+    """Blocks entered a cache: one hash a block, chained after ``parent_block_hash`` (None: a prompt's start).
 
     ``token_ids`` are those of all the blocks (empty for tiers that do not say), ``block_size`` tokens each.
     ``extra_keys``: per block None or what else its hash covers, untagged. ``lookahead_token_ids``: per block
