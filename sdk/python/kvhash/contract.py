@@ -121,7 +121,8 @@ class EventContract:
 
     ``layout``: each event is an ``array`` (tag first, every field written) or a ``map`` (with a ``type`` key,
     optional fields left out when None). ``hash_bytes``: whether the publisher can be set to raw bytes hashes.
-    ``replay_topic_frame``: whether a replay reply carries the topic as a live message does.
+    ``replay_topic_frame``: whether a replay reply carries the topic as a live message does. ``port_zero_from_os``:
+    whether a rank's port is left to the operating system when the configured port is 0 (before, the rank is added).
     """
 
     layout: Literal["array", "map"]
@@ -129,6 +130,7 @@ class EventContract:
     block_removed: tuple[EventField, ...]
     hash_bytes: bool = False
     replay_topic_frame: bool = False
+    port_zero_from_os: bool = False
 
     def fields(self, tag: str) -> tuple[EventField, ...]:
         """Return the fields of the event type `tag`, in wire order; empty for ``AllBlocksCleared``."""
@@ -350,6 +352,7 @@ CHANGES: tuple[Change, ...] = (
         _V(0, 33, 0),
         "look-ahead hashing: the key is (extra keys, the L tokens after the block); events gain lookahead_token_ids",
         hashes={"lookahead": True},
+        events={"port_zero_from_os": True},
         stored=_optional("lookahead_token_ids"),
     ),
 )

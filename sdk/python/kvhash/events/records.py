@@ -1,0 +1,97 @@
+"""What a subscriber yields: batches, and in the same stream what it noticed about them.
+
+Every record names its publisher: the endpoint that it came through, and the data parallel rank that its batches
+carry (two publishers behind one socket are told apart by it). Ranges of sequence numbers hold both ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from .schema import EventBatch
+
+__all__ = ["BadMessage", "Batch", "Gap", "Lost", "Record", "Recovered", "Restart", "Stale"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """``endpoint``, ``rank``: the publisher."""
+
+    endpoint: str
+    rank: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch(_Record):
+    """One batch, in the order of the publisher's sequence numbers.
+
+    ``received_ns``: ns since the epoch. ``payload``: the batch as it came. ``replayed``: whether it came by replay.
+    """
+
+    seq: int
+    topic: bytes
+    received_ns: int
+    batch: EventBatch
+    payload: bytes
+    replayed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Gap(_Record):
+    """The sequence numbers `first` to `last` are missing; `Recovered` or `Lost` follows for each of them."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered(_Record):
+    """The missing batches `first` to `last` were delivered, just before this record."""
+
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lost(_Record):
+    """The batches `first` to `last` will not come; what the publisher holds is uncertain from here on.
+
+    ``reason``: ``no-replay`` (no replay endpoint is known), ``not-in-buffer`` (the publisher no longer has them),
+    ``no-answer`` (the replay did not answer in time), ``overflow`` (too much arrived meanwhile to wait longer).
+    """
+
+    first: int
+    last: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Restart(_Record):
+    """The publisher began anew: what it held before is gone. ``last_seq``: the last of its former life."""
+
+    last_seq: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stale(_Record):
+    """A batch came after it was given up as lost, or from a former life; it is not delivered."""
+
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class BadMessage(_Record):
+    """A message that is no batch: a wrong number of frames, a wrong sequence number, or an unreadable payload.
+
+    ``seq`` is None where it could not be read. ``frames`` holds the message.
+    """
+
+    seq: int | None
+    received_ns: int
+    reason: str
+    frames: tuple[bytes, ...]
+
+
+#: What a subscriber yields.
+Record: TypeAlias = "Batch | Gap | Recovered | Lost | Restart | Stale | BadMessage"

@@ -1,0 +1,276 @@
+"""Sequence numbers: gaps, replays, restarts, order. Without sockets."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvhash.events.encode import encode_batch
+from kvhash.events.records import BadMessage, Batch, Gap, Lost, Record, Recovered, Restart, Stale
+from kvhash.events.schema import BlockRemoved, BlockStored, EventBatch
+from kvhash.events.tracker import END_SEQ, Message, PublisherTracker, following, parse_message, parse_reply
+
+from .simulation import check_story, run_story
+
+
+def _payload(seq: int, *, ts: float | None = None, mark: int = 0) -> bytes:
+    event = BlockStored(((seq * 10 + mark + 1) % (1 << 64),), None, (), 0, medium="GPU")
+    return encode_batch(EventBatch(100.0 + seq if ts is None else ts, (event,), 0), "0.33.0")
+
+
+def _live(seq: int, **options: float) -> Message:
+    message = parse_message([b"t", seq.to_bytes(8, "big"), _payload(seq, **options)], "e", 0)  # type: ignore[arg-type]
+    assert isinstance(message, Message)
+    return message
+
+
+def _reply(seq: int, **options: float) -> Message:
+    frames = [b"", b"t", (seq % (1 << 64)).to_bytes(8, "big"), b"" if seq == -1 else _payload(seq, **options)]  # type: ignore[arg-type]
+    message = parse_reply(frames, 0)
+    assert message is not None
+    return message
+
+
+def _tracker(*, can_replay: bool = True, **options: float) -> PublisherTracker:
+    return PublisherTracker("e", 0, can_replay, **options)  # type: ignore[arg-type]
+
+
+def _short(records: list[Record]) -> list[object]:
+    names = {Gap: "gap", Recovered: "recovered", Lost: "lost"}
+    return [
+        r.seq
+        if isinstance(r, Batch)
+        else (names[type(r)], r.first, r.last)
+        if isinstance(r, (Gap, Recovered, Lost))
+        else type(r).__name__
+        for r in records
+    ]
+
+
+def test_a_stream_in_order_is_delivered_as_it_comes() -> None:
+    """No gap, no delay; a late join begins where it begins."""
+    tracker = _tracker()
+    assert _short([r for seq in (40, 41, 42) for r in tracker.live(_live(seq), 0)]) == [40, 41, 42]
+    assert tracker.replay is None
+
+
+@pytest.mark.parametrize("topic_frame", [True, False])
+def test_a_gap_is_replayed_before_newer_live_batches(topic_frame: bool) -> None:
+    """Stored 5, removed 6: 6 arrives live, 5 by replay; 5 is delivered first, so the block is not resurrected."""
+    stored = encode_batch(EventBatch(5.0, (BlockStored((1,), None, (), 0),), 0), "0.33.0")
+    removed = encode_batch(EventBatch(6.0, (BlockRemoved((1,)),), 0), "0.33.0")
+    tracker = _tracker()
+    tracker.live(_live(4, ts=4.0), 0)
+    message = parse_message([b"", (6).to_bytes(8, "big"), removed], "e", 0)
+    assert isinstance(message, Message)
+    assert _short(tracker.live(message, 0)) == [("gap", 5, 5)]
+    assert tracker.replay is not None
+    assert (tracker.replay.start, tracker.replay.wanted) == (4, 5)
+    topic = [b""] if topic_frame else []
+    for seq, payload in ((5, stored), (6, removed)):
+        reply = parse_reply([b"", *topic, seq.to_bytes(8, "big"), payload], 0)
+        assert reply is not None
+        assert tracker.reply(reply, 0) == []
+    records = tracker.reply(_reply(-1), 0)
+    assert _short(records) == [5, ("recovered", 5, 5), 6]
+    held = set()
+    for record in records:
+        if isinstance(record, Batch):
+            (event,) = record.batch.events
+            held = held | {1} if isinstance(event, BlockStored) else held - {1}
+    assert held == set()
+
+
+def test_a_buffer_shorter_than_the_gap_is_a_loss_with_its_range() -> None:
+    """Seq 1, 2, then 5 with a buffer from 4: 3 is lost, 4 recovered."""
+    tracker = _tracker()
+    for seq in (1, 2):
+        tracker.live(_live(seq), 0)
+    tracker.live(_live(5), 0)
+    for seq in (4, 5, -1):
+        records = tracker.reply(_reply(seq), 0)
+    assert _short(records) == [("lost", 3, 3), 4, ("recovered", 4, 4), 5] or _short(records) == [
+        ("lost", 3, 3),
+        4,
+        5,
+    ]
+    assert [r.reason for r in records if isinstance(r, Lost)] == ["not-in-buffer"]
+
+
+def test_a_late_join_fetched_from_the_start() -> None:
+    """First live number 40, asked from 0; the server has 12 to 39: 0 to 11 are lost, the rest is in order."""
+    tracker = _tracker()
+    tracker.start_from(0, 0)
+    assert tracker.live(_live(40), 0) == []
+    records: list[Record] = []
+    for seq in (*range(12, 41), -1):
+        records += tracker.reply(_reply(seq), 0)
+    assert _short(records) == [("gap", 0, 11), ("lost", 0, 11), *range(12, 41)]
+
+
+def test_an_end_marker_that_never_comes() -> None:
+    """After the deadline, and the attempts, the gap is lost and the stream goes on."""
+    tracker = _tracker(replay_timeout=1.0, replay_attempts=2)
+    tracker.live(_live(0), 0)
+    tracker.live(_live(3), 0)
+    assert tracker.tick(0.9) == []
+    assert tracker.tick(1.1) == []
+    assert tracker.replay is not None
+    assert tracker.replay.attempt == 2
+    records = tracker.tick(2.2)
+    assert _short(records) == [("lost", 1, 2), 3]
+    assert [r.reason for r in records if isinstance(r, Lost)] == ["no-answer"]
+    assert _short(tracker.live(_live(4), 3)) == [4]
+
+
+def test_replies_that_were_not_asked_for_end_the_replay() -> None:
+    """A server that answers with numbers below the request must not be listened to for ever."""
+    tracker = _tracker()
+    tracker.live(_live(10), 0)
+    tracker.live(_live(15), 0)
+    records = tracker.reply(_reply(2), 0)
+    assert _short(records) == [("lost", 11, 14), 15]
+
+
+def test_a_replay_with_a_hole_is_asked_again() -> None:
+    """A reply dropped on its way lies between others that came: it is worth another attempt."""
+    tracker = _tracker()
+    tracker.live(_live(0), 0)
+    tracker.live(_live(4), 0)
+    tracker.reply(_reply(1), 0)
+    tracker.reply(_reply(3), 0)
+    assert _short(tracker.reply(_reply(-1), 0)) == [1, ("recovered", 1, 1)]
+    assert tracker.replay is not None
+    assert tracker.replay.wanted == 2
+    for seq in (2, 3, -1):
+        records = tracker.reply(_reply(seq), 0)
+    assert _short(records)[0] == 2
+    assert _short(records)[-1] == 4
+    assert not [r for r in records if isinstance(r, Lost)]
+
+
+def test_without_a_replay_endpoint_a_gap_may_fill_by_itself_for_a_moment() -> None:
+    """A reordered message fills the hole in time; else the loss is reported and the stream goes on."""
+    tracker = _tracker(can_replay=False, reorder_s=0.5)
+    tracker.live(_live(0), 0)
+    assert _short(tracker.live(_live(2), 0.1)) == [("gap", 1, 1)]
+    assert _short(tracker.live(_live(1), 0.2)) == [1, ("recovered", 1, 1), 2]
+    assert _short(tracker.live(_live(5), 0.3)) == [("gap", 3, 4)]
+    assert tracker.next_deadline == pytest.approx(0.8)
+    assert tracker.tick(0.7) == []
+    assert _short(tracker.tick(0.9)) == [("lost", 3, 4), 5]
+
+
+def test_repeated_and_late_messages() -> None:
+    """A message delivered twice is dropped; one that was given up is reported as stale and not delivered."""
+    tracker = _tracker(can_replay=False, reorder_s=0.1)
+    tracker.live(_live(0), 0)
+    tracker.live(_live(2), 0)
+    assert _short(tracker.tick(0.2)) == [("lost", 1, 1), 2]
+    assert tracker.live(_live(2), 0.3) == []
+    assert tracker.live(_live(1), 0.3) == [Stale("e", 0, 1)]
+
+
+def test_a_restart_is_a_new_life() -> None:
+    """Numbers fall back to 0 with a later time: what was held is gone, and the new life is complete."""
+    tracker = _tracker()
+    tracker.live(_live(812), 0)
+    assert _short(tracker.live(_live(0, ts=2000.0), 0)) == ["Restart", 0]
+    assert _short(tracker.live(_live(1, ts=2001.0), 0)) == [1]
+
+
+def test_a_restart_whose_first_batches_were_missed() -> None:
+    """The new life is first seen at 3: 0 to 2 are asked for."""
+    tracker = _tracker()
+    for seq in (10, 11):
+        tracker.live(_live(seq), 0)
+    assert _short(tracker.live(_live(3, ts=2003.0), 0)) == ["Restart", ("gap", 0, 2)]
+    for seq in (0, 1, 2, 3):
+        tracker.reply(_reply(seq, ts=2000.0 + seq), 0)
+    assert _short(tracker.reply(_reply(-1), 0)) == [0, 1, 2, ("recovered", 0, 2), 3]
+
+
+def test_a_restart_that_looks_like_a_gap_is_found_by_the_replay() -> None:
+    """The new life is already past the old number: the batch before the gap differs, so it is another life's."""
+    tracker = _tracker()
+    for seq in (0, 1, 2):
+        tracker.live(_live(seq), 0)
+    assert _short(tracker.live(_live(6, ts=2006.0), 0)) == [("gap", 3, 5)]
+    assert _short(tracker.reply(_reply(2, ts=2002.0), 0)) == [("lost", 3, 5), "Restart"]
+    assert tracker.replay is not None
+    assert tracker.replay.start == 0
+    for seq in range(7):
+        tracker.reply(_reply(seq, ts=2000.0 + seq), 0)
+    assert _short(tracker.reply(_reply(-1), 0)) == list(range(7))
+
+
+def test_a_probe_finds_what_was_missed_last() -> None:
+    """After silence the replay is asked for what follows; a live message meanwhile ends that at once."""
+    tracker = _tracker()
+    tracker.live(_live(0), 0)
+    tracker.probe(10)
+    assert tracker.replay is not None
+    for seq in (0, 1, 2):
+        tracker.reply(_reply(seq), 10)
+    assert _short(tracker.reply(_reply(-1), 10)) == [1, 2]
+    tracker.probe(20)
+    assert _short(tracker.live(_live(3), 20)) == [3]
+    assert tracker.replay is None
+
+
+def test_numbers_wrap_before_the_end_marker() -> None:
+    """After 2^64 - 2 comes 0, without a restart."""
+    assert following(END_SEQ - 1) == 0
+    tracker = _tracker()
+    records = [
+        *tracker.live(_live(END_SEQ - 1, ts=1.0), 0),
+        *tracker.live(_live(0, ts=2.0), 0),
+        *tracker.live(_live(1, ts=3.0), 0),
+    ]
+    assert _short(records) == [END_SEQ - 1, 0, 1]
+
+
+def test_too_many_held_batches_end_the_wait() -> None:
+    """Memory is bounded: beyond the limit the gap is given up, with the reason."""
+    tracker = _tracker(max_held=10)
+    tracker.live(_live(0), 0)
+    records = [r for seq in range(2, 14) for r in tracker.live(_live(seq), 0)]
+    assert [r.reason for r in records if isinstance(r, Lost)] == ["overflow"]
+    assert _short(records)[-1] == 13
+
+
+def test_messages_that_are_no_batch() -> None:
+    """1, 2 and 4 frames, a short number, and an unreadable payload are records, and the stream goes on."""
+    for frames in ([b"x"], [b"t", b"x"], [b"t", bytes(8), b"x", b"y"], [b"t", b"\0", b"x"]):
+        assert isinstance(parse_message(frames, "e", 0), BadMessage)
+    tracker = _tracker()
+    tracker.live(_live(0), 0)
+    message = parse_message([b"t", (1).to_bytes(8, "big"), b"\xc1"], "e", 0)
+    assert isinstance(message, Message)
+    (record,) = tracker.live(message, 0)
+    assert isinstance(record, BadMessage)
+    assert record.seq == 1
+    assert _short(tracker.live(_live(2), 0)) == [2]
+
+
+def test_a_clock_set_back_is_no_end() -> None:
+    """A new life whose clock runs behind is taken for one after a few messages, not refused for ever."""
+    tracker = _tracker(can_replay=False, reorder_s=0.0)
+    for seq in range(5):
+        tracker.live(_live(seq, ts=5000.0 + seq), 0)
+    records = [r for seq in range(20) for r in tracker.live(_live(seq, ts=1000.0 + seq, mark=1), 0)]
+    assert any(isinstance(r, Restart) for r in records)
+    assert _short(records)[-1] == 19
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_random_stories_end_in_the_truth(block: int) -> None:
+    """Drops, repeats, delays, stalls, restarts: each number of the last life is delivered or reported lost."""
+    for seed in range(block * 100, block * 100 + 100):
+        check_story(run_story(seed))
+
+
+@pytest.mark.parametrize("block", range(3))
+def test_random_stories_without_replay(block: int) -> None:
+    """Without a replay endpoint and restarts the same holds."""
+    for seed in range(block * 100, block * 100 + 100):
+        check_story(run_story(seed, replay=False, restarts=False))
