@@ -48,6 +48,8 @@ def test_a_good_line_is_answered_in_full() -> None:
         (b"\xff\xfe{}", "invalid-utf8"),
         (b"[]", "invalid-request"),
         (b"7", "invalid-request"),
+        (b'"x"', "invalid-request"),
+        (b'"{\\"tokens\\":[1]}"', "invalid-request"),
         (b'{"id":"b"}', "invalid-request"),
         (b'{"tokens":[1],"tokens":[2]}', "invalid-json"),
         (b'{"tokens":[NaN]}', "invalid-json"),

@@ -40,7 +40,7 @@ class NewerReleaseWarning(UserWarning):
 _RELEASE = re.compile(
     r"v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?(?:\.(\d{1,6}))?"
     r"(?:[-_.]?(?:a|b|rc|alpha|beta|pre|post|dev)[-_.]?\d*)*(?:\+[a-z0-9._-]*)?",
-    re.IGNORECASE,
+    re.IGNORECASE | re.ASCII,
 )
 
 

@@ -256,8 +256,9 @@ def answer_lines(
                     f"the line has {len(line)} bytes; at most {max_line_bytes} are read (raise the limit to hash it)"
                 )
             value = parse_json(line)
-            if isinstance(value, dict):
-                identity = value.get("id")
+            if not isinstance(value, dict):
+                raise InvalidRequestError(f"expected a JSON object, got {type(value).__name__}", at="$")
+            identity = value.get("id")
             yield {"id": identity, **answer(parse_request(value, defaults))}
         except KvHashError as error:
             yield {"id": identity, "error": error_object(error)}

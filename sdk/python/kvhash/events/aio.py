@@ -1,0 +1,75 @@
+"""The asyncio form of the subscriber: the same records, awaited."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Sequence
+from types import TracebackType
+from typing import Any
+
+import zmq
+import zmq.asyncio
+
+from .records import Record
+from .subscriber import Source, SubscriberCore
+
+__all__ = ["AsyncSubscriber"]
+
+
+class AsyncSubscriber:
+    """Iterate it with ``async for``; takes what `kvhash.events.subscriber.Subscriber` takes."""
+
+    def __init__(
+        self,
+        sources: Source | str | Sequence[Source | str],
+        *,
+        idle_timeout: float | None = None,
+        **options: Any,
+    ) -> None:
+        self._core = SubscriberCore(sources, **options)
+        self._idle_timeout = idle_timeout
+        self._ready: deque[Record] = deque()
+        self._began = False
+
+    async def poll(self, timeout: float | None = None) -> Record | None:
+        """Return the next record, or None when none is due within `timeout` seconds (None: wait for ever)."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._ready:
+            if self._core.closed:
+                return None
+            now = time.monotonic()
+            if not self._began:
+                self._began = True
+                self._core.begin(now)
+            self._ready.extend(self._core.step(now))
+            if self._ready:
+                break
+            if deadline is not None and now >= deadline:
+                return None
+            due = [at for at in (self._core.next_deadline(), deadline) if at is not None]
+            poller = zmq.asyncio.Poller()
+            for socket in self._core.sockets():
+                poller.register(socket, zmq.POLLIN)
+            await poller.poll(int(max(1, min(500.0, (min(due) - now) * 1000 if due else 500.0))))
+        return self._ready.popleft()
+
+    async def __aiter__(self) -> AsyncIterator[Record]:
+        """Yield records until closed, or idle for ``idle_timeout`` seconds."""
+        while True:
+            record = await self.poll(self._idle_timeout)
+            if record is None:
+                return
+            yield record
+
+    def close(self) -> None:
+        """Close all sockets and end the iteration."""
+        self._core.close()
+
+    async def __aenter__(self) -> AsyncSubscriber:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

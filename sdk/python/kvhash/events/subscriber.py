@@ -1,0 +1,385 @@
+"""Subscribers: follow publishers over ZeroMQ and yield records in order, gaps mended by replay where that can be.
+
+`Subscriber` is iterated in a thread, `AsyncSubscriber` (in `kvhash.events.aio`) in an event loop; both drive the same
+`SubscriberCore`, which owns the sockets. Nothing is queued in between: what the reader does not take stays in
+ZeroMQ's queue, and what that drops shows as a gap.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal
+
+import zmq
+
+from kvhash._errors import UsageError
+
+from .endpoint import check_connectable, is_loopback, offset_endpoint
+from .records import BadMessage, Record
+from .tracker import Message, PublisherTracker, parse_message, parse_reply
+
+__all__ = ["RemoteEndpointWarning", "Source", "Subscriber", "SubscriberCore"]
+
+#: Messages taken from one socket before the others get their turn.
+_BURST = 1000
+
+
+class RemoteEndpointWarning(UserWarning):
+    """Events, and the token ids in them, travel in clear to another machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One publisher's endpoints: where its events are, and where it replays (None: nowhere)."""
+
+    endpoint: str
+    replay_endpoint: str | None = None
+
+    @classmethod
+    def for_ranks(
+        cls, endpoint: str, replay_endpoint: str | None = None, ranks: Iterable[int] = (0,)
+    ) -> tuple[Source, ...]:
+        """Return the sources of data parallel ranks, by vLLM's port rule; raises EndpointError."""
+        return tuple(
+            cls(
+                offset_endpoint(endpoint, rank),
+                None if replay_endpoint is None else offset_endpoint(replay_endpoint, rank),
+            )
+            for rank in ranks
+        )
+
+
+@dataclass(slots=True)
+class _Line:
+    """One source's sockets and trackers. ``start``: the replay that begins the stream, while it is under way."""
+
+    source: Source
+    socket: zmq.Socket[Any]
+    trackers: dict[int | None, PublisherTracker] = field(default_factory=dict)
+    start: PublisherTracker | None = None
+    last_seen: float = 0.0
+
+
+@dataclass(slots=True)
+class _Asking:
+    """A replay's socket and whom its answers are for."""
+
+    line: _Line
+    tracker: PublisherTracker
+    asked: int
+    socket: zmq.Socket[Any]
+
+
+class SubscriberCore:
+    """The sockets of a subscriber and their trackers; `step` does what is due without blocking.
+
+    ``sources``: endpoints, or `Source` values with replay endpoints. ``topic``: prefix of the topics wanted.
+    ``from_seq``: ``"live"``, ``"start"``, a sequence number, or a negative count of batches to go back from the first
+    live one. ``replay_timeout``: seconds that a replay may be silent. ``probe_idle_s``: after so long without a message
+    the replay is asked whether the newest were missed (None: never). ``rcvhwm``: messages that ZeroMQ keeps for a slow
+    reader. ``bind``: bind to the endpoints, for publishers that connect.
+
+    Raises EndpointError for an endpoint that cannot be connected to.
+    """
+
+    def __init__(
+        self,
+        sources: Source | str | Sequence[Source | str],
+        *,
+        topic: str = "",
+        from_seq: int | Literal["live", "start"] = "live",
+        replay_timeout: float = 5.0,
+        reorder_s: float = 0.5,
+        probe_idle_s: float | None = 10.0,
+        rcvhwm: int = 100_000,
+        bind: bool = False,
+        context: zmq.Context[Any] | None = None,
+    ) -> None:
+        listed = [sources] if isinstance(sources, (str, Source)) else list(sources)
+        self._sources = [source if isinstance(source, Source) else Source(source) for source in listed]
+        if not self._sources:
+            raise UsageError("expected at least one endpoint", code="invalid-endpoint")
+        if isinstance(from_seq, str) and from_seq not in ("live", "start"):
+            raise UsageError(
+                f"from_seq is 'live', 'start' or a number, got {from_seq!r}", code="invalid-from-seq"
+            )
+        self._from_seq = from_seq
+        self._replay_timeout = replay_timeout
+        self._reorder_s = reorder_s
+        self._probe_idle_s = probe_idle_s
+        self._own_context = context is None
+        self._context = context if context is not None else zmq.Context()
+        self._asking: list[_Asking] = []
+        self._lines: list[_Line] = []
+        self.closed = False
+        try:
+            for source in self._sources:
+                self._lines.append(_Line(source, self._connect(source, topic, rcvhwm, bind)))
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(self, source: Source, topic: str, rcvhwm: int, bind: bool) -> zmq.Socket[Any]:
+        if not bind:
+            check_connectable(source.endpoint)
+        if source.replay_endpoint is not None:
+            check_connectable(source.replay_endpoint)
+        if not is_loopback(source.endpoint):
+            warnings.warn(
+                RemoteEndpointWarning(
+                    f"{source.endpoint}: events and their token ids travel in clear; use a private network or a tunnel"
+                ),
+                stacklevel=5,
+            )
+        socket = self._socket(zmq.SUB, source.endpoint)
+        socket.setsockopt(zmq.RCVHWM, rcvhwm)
+        socket.setsockopt(zmq.SUBSCRIBE, topic.encode())
+        self._attach(socket, source.endpoint, bind=bind)
+        return socket
+
+    def _socket(self, kind: int, endpoint: str) -> zmq.Socket[Any]:
+        socket: zmq.Socket[Any] = self._context.socket(kind)
+        socket.setsockopt(zmq.LINGER, 0)
+        if "[" in endpoint:
+            socket.setsockopt(zmq.IPV6, 1)
+        if endpoint.startswith("tcp://"):
+            socket.setsockopt(zmq.RECONNECT_IVL, 100)
+            socket.setsockopt(zmq.RECONNECT_IVL_MAX, 5000)
+            socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+            socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
+            socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 15000)
+        return socket
+
+    def _attach(self, socket: zmq.Socket[Any], endpoint: str, *, bind: bool = False) -> None:
+        try:
+            if bind:
+                socket.bind(endpoint)
+            else:
+                socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            socket.close(0)
+            raise UsageError(
+                f"cannot {'bind' if bind else 'connect'} to {endpoint}: {error.strerror or error}",
+                code="invalid-endpoint",
+            ) from None
+
+    # --- one step ---------------------------------------------------------------------------------------------
+
+    def begin(self, now: float) -> None:
+        """Ask for what was published before, where ``from_seq`` wants it."""
+        for line in self._lines:
+            line.last_seen = now
+            if line.source.replay_endpoint is None or self._from_seq == "live":
+                continue
+            if self._from_seq == "start" or (isinstance(self._from_seq, int) and self._from_seq >= 0):
+                line.start = self._tracker(line, None)
+                line.start.start_from(0 if self._from_seq == "start" else int(self._from_seq), now)
+        self._run_replays()
+
+    def sockets(self) -> list[zmq.Socket[Any]]:
+        """Return the sockets to wait for."""
+        return [*(line.socket for line in self._lines), *(asking.socket for asking in self._asking)]
+
+    def next_deadline(self) -> float | None:
+        """Return when `step` has to be called at the latest, by time.monotonic()."""
+        deadlines = [
+            tracker.next_deadline
+            for line in self._lines
+            for tracker in line.trackers.values()
+            if tracker.next_deadline is not None
+        ]
+        if self._probe_idle_s is not None:
+            deadlines += [
+                line.last_seen + self._probe_idle_s for line in self._lines if line.source.replay_endpoint
+            ]
+        return min(deadlines, default=None)
+
+    def step(self, now: float) -> list[Record]:
+        """Take what has arrived and let time pass; return the records that are due."""
+        records: list[Record] = []
+        for line in self._lines:
+            records += self._receive(line, now)
+        for asking in list(self._asking):
+            records += self._receive_replay(asking, now)
+        for line in self._lines:
+            for tracker in list(line.trackers.values()):
+                records += tracker.tick(now)
+            self._probe(line, now)
+        self._run_replays()
+        return records
+
+    def _receive(self, line: _Line, now: float) -> list[Record]:
+        records: list[Record] = []
+        for _ in range(_BURST):
+            try:
+                frames = line.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            line.last_seen = now
+            message = parse_message(frames, line.source.endpoint, time.time_ns())
+            if isinstance(message, BadMessage):
+                records.append(message)
+                continue
+            tracker = self._tracker_of(line, message)
+            if (
+                tracker.expected is None
+                and isinstance(self._from_seq, int)
+                and self._from_seq < 0
+                and tracker.can_replay
+            ):
+                tracker.start_from(max(0, message.seq + self._from_seq), now)
+            records += tracker.live(message, now)
+        return records
+
+    def _tracker_of(self, line: _Line, message: Message) -> PublisherTracker:
+        """Return the tracker of the message's publisher; one that cannot be read belongs to the only one there is."""
+        if message.batch is None and len(line.trackers) == 1:
+            return next(iter(line.trackers.values()))
+        if line.start is not None and line.start.rank is None and message.rank is not None:
+            # The replay was asked for before anybody knew the rank: the first batch tells it.
+            del line.trackers[None]
+            line.start.rank = message.rank
+            line.trackers[message.rank] = line.start
+            line.start = None
+        return self._tracker(line, message.rank)
+
+    def _tracker(self, line: _Line, rank: int | None) -> PublisherTracker:
+        if rank not in line.trackers:
+            line.trackers[rank] = PublisherTracker(
+                line.source.endpoint,
+                rank,
+                line.source.replay_endpoint is not None,
+                replay_timeout=self._replay_timeout,
+                reorder_s=self._reorder_s,
+            )
+        return line.trackers[rank]
+
+    def _receive_replay(self, asking: _Asking, now: float) -> list[Record]:
+        records: list[Record] = []
+        tracker = asking.tracker
+        for _ in range(_BURST):
+            if tracker.replay is None or tracker.asked != asking.asked:
+                break
+            try:
+                frames = asking.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            reply = parse_reply(frames, time.time_ns())
+            if reply is None:
+                continue
+            asking.line.last_seen = now
+            if reply.batch is not None and asking.line.start is tracker:
+                self._tracker_of(asking.line, reply)
+            if reply.batch is None or reply.rank == tracker.rank:
+                records += tracker.reply(reply, now)
+        return records
+
+    def _probe(self, line: _Line, now: float) -> None:
+        if self._probe_idle_s is None or now < line.last_seen + self._probe_idle_s:
+            return
+        line.last_seen = now
+        for tracker in line.trackers.values():
+            tracker.probe(now)
+
+    def _run_replays(self) -> None:
+        """Open a socket for each new replay; close those of replays that are over. A fresh one has no old answers."""
+        for asking in list(self._asking):
+            if asking.tracker.replay is None or asking.tracker.asked != asking.asked:
+                asking.socket.close(0)
+                self._asking.remove(asking)
+        running = {id(asking.tracker) for asking in self._asking}
+        for line in self._lines:
+            for tracker in line.trackers.values():
+                if tracker.replay is not None and id(tracker) not in running:
+                    self._ask(line, tracker)
+
+    def _ask(self, line: _Line, tracker: PublisherTracker) -> None:
+        endpoint = line.source.replay_endpoint
+        assert endpoint is not None
+        assert tracker.replay is not None
+        socket = self._socket(zmq.DEALER, endpoint)
+        socket.setsockopt(
+            zmq.RCVHWM, 0
+        )  # bounded by the publisher's buffer; a mark here makes it drop the end
+        self._attach(socket, endpoint)
+        socket.send_multipart((b"", tracker.replay.start.to_bytes(8, "big")))
+        self._asking.append(_Asking(line, tracker, tracker.asked, socket))
+
+    def close(self) -> None:
+        """Close all sockets; calling it again does nothing."""
+        if self.closed:
+            return
+        self.closed = True
+        for socket in self.sockets():
+            socket.close(0)
+        if self._own_context:
+            self._context.destroy(linger=0)
+
+
+class Subscriber:
+    """Iterate it for records; it ends after `close`, or when nothing came for ``idle_timeout`` seconds.
+
+    Takes what `SubscriberCore` takes. Use it as a context manager.
+    """
+
+    def __init__(
+        self,
+        sources: Source | str | Sequence[Source | str],
+        *,
+        idle_timeout: float | None = None,
+        **options: Any,
+    ) -> None:
+        self._core = SubscriberCore(sources, **options)
+        self._idle_timeout = idle_timeout
+        self._ready: deque[Record] = deque()
+        self._began = False
+
+    def poll(self, timeout: float | None = None) -> Record | None:
+        """Return the next record, or None when none is due within `timeout` seconds (None: wait for ever)."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not self._ready:
+            if self._core.closed:
+                return None
+            now = time.monotonic()
+            if not self._began:
+                self._began = True
+                self._core.begin(now)
+            self._ready.extend(self._core.step(now))
+            if self._ready:
+                break
+            if deadline is not None and now >= deadline:
+                return None
+            self._wait(now, deadline)
+        return self._ready.popleft()
+
+    def _wait(self, now: float, deadline: float | None) -> None:
+        due = [at for at in (self._core.next_deadline(), deadline) if at is not None]
+        poller = zmq.Poller()
+        for socket in self._core.sockets():
+            poller.register(socket, zmq.POLLIN)
+        # Woken at least twice a second, so that another thread's close() is seen.
+        poller.poll(int(max(1, min(500.0, (min(due) - now) * 1000 if due else 500.0))))
+
+    def __iter__(self) -> Iterator[Record]:
+        while True:
+            record = self.poll(self._idle_timeout)
+            if record is None:
+                return
+            yield record
+
+    def close(self) -> None:
+        """Close all sockets and end the iteration."""
+        self._core.close()
+
+    def __enter__(self) -> Subscriber:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
