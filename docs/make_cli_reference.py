@@ -8,9 +8,10 @@ from pathlib import Path
 
 import click
 
+from kvhash_cli.kvevents import kvevents
 from kvhash_cli.main import kvhash
 
-PROGRAMS = {"kvhash": kvhash}
+PROGRAMS = {"kvhash": kvhash, "kvevents": kvevents}
 
 
 def _walk(group: click.Group, path: tuple[str, ...]) -> list[tuple[str, ...]]:

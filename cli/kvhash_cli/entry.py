@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-__all__ = ["kvhash_main", "version_text"]
+__all__ = ["kvevents_main", "kvhash_main", "version_text"]
 
 _LIBRARIES = ("cbor2", "click", "msgspec", "pyzmq", "rich", "xxhash", "transformers", "torch")
 
@@ -44,3 +44,14 @@ def kvhash_main() -> None:
     from .run import run
 
     run(kvhash, "kvhash")
+
+
+def kvevents_main() -> None:
+    """Run the ``kvevents`` command."""
+    if sys.argv[1:] == ["--version"]:
+        print(version_text("kvevents"))
+        return
+    from .kvevents import kvevents
+    from .run import run
+
+    run(kvevents, "kvevents")

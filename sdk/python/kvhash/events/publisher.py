@@ -29,6 +29,8 @@ from .tracker import END_SEQ
 __all__ = ["Publisher", "PublisherClosedError"]
 
 _POLL_MS = 50
+#: A payload, its sequence number and its topic where they are not the publisher's next and own.
+_Item = tuple[bytes, "int | None", "bytes | None"]
 
 
 class PublisherClosedError(UsageError):
@@ -44,7 +46,8 @@ class Publisher:
     to otherwise, as vLLM does. ``replay_endpoint``: always bound. Both get the rank added to their port. ``release``
     decides the shape of events. ``buffer_steps`` batches are kept for replay. ``hwm``: batches that ZeroMQ queues for a
     slow subscriber before it drops. ``max_queue_size`` batches may wait to be published; ``when_full``: ``"block"`` the
-    caller as vLLM does, or ``"drop"`` the new batch and count it in `dropped`.
+    caller as vLLM does, or ``"drop"`` the new batch and count it in `dropped`. ``bind``: bind (or connect) whatever the
+    endpoint looks like; None for vLLM's rule.
 
     Raises EndpointError when an endpoint cannot be used.
     """
@@ -62,6 +65,7 @@ class Publisher:
         release: str = "latest",
         when_full: Literal["block", "drop"] = "block",
         first_seq: int = 0,
+        bind: bool | None = None,
         context: zmq.Context[Any] | None = None,
     ) -> None:
         self._release = release
@@ -70,7 +74,7 @@ class Publisher:
         self._rank = data_parallel_rank
         self._when_full = when_full
         self._topic = topic.encode()
-        self._queue: queue.Queue[bytes | None] = queue.Queue(max_queue_size)
+        self._queue: queue.Queue[_Item | None] = queue.Queue(max_queue_size)
         self._buffer: deque[tuple[int, bytes]] = deque(maxlen=buffer_steps)
         self._numbers = count(first_seq)
         self.dropped = 0
@@ -81,9 +85,8 @@ class Publisher:
         self._context = context if context is not None else zmq.Context()
         offset = {"port_zero_from_os": contract.port_zero_from_os}
         try:
-            self._pub = self._open(
-                zmq.PUB, offset_endpoint(endpoint, data_parallel_rank, **offset), hwm, False
-            )
+            where = offset_endpoint(endpoint, data_parallel_rank, **offset)
+            self._pub = self._open(zmq.PUB, where, hwm, binds(where) if bind is None else bind)
             self._router = None
             if replay_endpoint is not None:
                 where = offset_endpoint(replay_endpoint, data_parallel_rank, **offset)
@@ -97,14 +100,14 @@ class Publisher:
         self._thread = threading.Thread(target=self._run, daemon=True, name="kv-event-publisher")
         self._thread.start()
 
-    def _open(self, kind: int, endpoint: str, hwm: int, always_bind: bool) -> zmq.Socket[Any]:
+    def _open(self, kind: int, endpoint: str, hwm: int, bind: bool) -> zmq.Socket[Any]:
         socket: zmq.Socket[Any] = self._context.socket(kind)
         socket.setsockopt(zmq.SNDHWM, hwm)
         socket.setsockopt(zmq.LINGER, 0)
         if "[" in endpoint or "::" in endpoint:
             socket.setsockopt(zmq.IPV6, 1)
         try:
-            if always_bind or binds(endpoint):
+            if bind:
                 socket.bind(endpoint)
             else:
                 socket.connect(endpoint)
@@ -125,15 +128,23 @@ class Publisher:
         The rank is filled in where the batch has none. Raises EventEncodeError at once when the release cannot write
         the batch, PublisherClosedError after `close`.
         """
-        if batch.data_parallel_rank is None:
-            batch = msgspec.structs.replace(batch, data_parallel_rank=self._rank)
-        return self.publish_payload(encode_batch(batch, self._release))
+        return self.publish_payload(encode_batch(self.with_rank(batch), self._release))
 
-    def publish_payload(self, payload: bytes) -> bool:
-        """Queue a batch that is already encoded; else as `publish`."""
+    def with_rank(self, batch: EventBatch) -> EventBatch:
+        """Return the batch with the publisher's rank, where it has none."""
+        if batch.data_parallel_rank is not None:
+            return batch
+        return msgspec.structs.replace(batch, data_parallel_rank=self._rank)
+
+    def publish_payload(self, payload: bytes, *, seq: int | None = None, topic: bytes | None = None) -> bool:
+        """Queue a batch that is already encoded; else as `publish`.
+
+        `seq`: its sequence number, the next ones following it (a recording is played with its own); None for the next.
+        A number below the last begins a new life: the replay buffer is emptied. `topic`: another than the publisher's.
+        """
         while not self._closing.is_set():
             try:
-                self._queue.put(payload, timeout=0 if self._when_full == "drop" else 0.1)
+                self._queue.put((payload, seq, topic), timeout=0 if self._when_full == "drop" else 0.1)
             except queue.Full:
                 if self._when_full == "drop":
                     self.dropped += 1
@@ -150,17 +161,25 @@ class Publisher:
             if self._router is not None and wake.poll(0):
                 self._serve_replay()
             try:
-                payload = self._queue.get(timeout=_POLL_MS / 1000)
+                item = self._queue.get(timeout=_POLL_MS / 1000)
             except queue.Empty:
                 if self._closing.is_set():
                     return
                 continue
-            if payload is None:
+            if item is None:
                 return
-            seq = next(self._numbers) % END_SEQ
+            payload, seq, topic = item
+            if seq is None:
+                seq = next(self._numbers) % END_SEQ
+            else:
+                self._numbers = count(seq + 1)
+                if self._buffer and seq <= self._buffer[-1][0]:
+                    self._buffer.clear()
             self._buffer.append((seq, payload))
             with contextlib.suppress(zmq.ZMQError):  # the context was terminated under us
-                self._pub.send_multipart((self._topic, seq.to_bytes(8, "big"), payload))
+                self._pub.send_multipart(
+                    (self._topic if topic is None else topic, seq.to_bytes(8, "big"), payload)
+                )
             self.published += 1
 
     def _serve_replay(self) -> None:
