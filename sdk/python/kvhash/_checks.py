@@ -90,7 +90,7 @@ def check_int(
     maximum: int = (1 << 63) - 1,
     error: type[InvalidRequestError] = InvalidRequestError,
 ) -> int:
-    """Return `value` as an int if it is an integer from `minimum` to `maximum`, not a bool; raises `error` otherwise."""
+    """Return `value` as an int if it is an integer from `minimum` to `maximum`, not a bool; else raise `error`."""
     if isinstance(value, bool) or not hasattr(type(value), "__index__"):
         raise error(f"expected {what} as an integer, got {type(value).__name__}", at=at)
     number = operator.index(value)  # type: ignore[arg-type]

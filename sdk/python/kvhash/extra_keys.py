@@ -71,9 +71,7 @@ class Lora:
         """Return `value`, or the adapter that a mapping with ``name``, ``path``, ``id`` describes."""
         if isinstance(value, Lora):
             return value
-        return cls(
-            **check_fields(value, at="$.lora", allowed=("name", "path", "id"), error=InvalidLoraError)
-        )
+        return cls(**check_fields(value, at="$.lora", allowed=("name", "path", "id"), error=InvalidLoraError))
 
     def key(self, contract: Contract) -> tuple[Value, ...]:
         """Return the adapter's part of every block's key in this release, tagged where the release tags."""
@@ -88,7 +86,8 @@ class Lora:
         value = getattr(self, what)
         if value is None:
             raise InvalidLoraError(
-                f"vLLM {contract.release} hashes the adapter's {what}, and none was given", at=f"$.lora.{what}"
+                f"vLLM {contract.release} hashes the adapter's {what}, and none was given",
+                at=f"$.lora.{what}",
             )
         return value
 
@@ -144,7 +143,9 @@ class PromptEmbeds:
             raise error(f"expected [rows, hidden size], got {type(self.shape).__name__}", at=f"{at}.shape")
         if len(self.shape) != 2:
             raise error(f"expected [rows, hidden size], got {len(self.shape)} numbers", at=f"{at}.shape")
-        rows = check_int(self.shape[0], at=f"{at}.shape[0]", what="the number of rows", minimum=0, error=error)
+        rows = check_int(
+            self.shape[0], at=f"{at}.shape[0]", what="the number of rows", minimum=0, error=error
+        )
         hidden = check_int(self.shape[1], at=f"{at}.shape[1]", what="the hidden size", minimum=1, error=error)
         object.__setattr__(self, "shape", (rows, hidden))
         if not isinstance(self.dtype, str) or self.dtype not in DTYPE_SIZES:
@@ -156,7 +157,8 @@ class PromptEmbeds:
         needed = rows * self.row_size
         if len(self.data) != needed:
             raise error(
-                f"{rows} rows of {hidden} {self.dtype} are {needed} bytes, got {len(self.data)}", at=f"{at}.data"
+                f"{rows} rows of {hidden} {self.dtype} are {needed} bytes, got {len(self.data)}",
+                at=f"{at}.data",
             )
 
     @classmethod

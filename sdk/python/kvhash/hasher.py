@@ -134,7 +134,8 @@ class BlockHasher:
         )
         if lookahead and not contract.lookahead:
             raise FeatureNotInReleaseError(
-                f"vLLM {contract.release} has no look-ahead hashing; expected a look-ahead of 0", at="$.lookahead"
+                f"vLLM {contract.release} has no look-ahead hashing; expected a look-ahead of 0",
+                at="$.lookahead",
             )
         for name, value in (
             ("block_size", size),
@@ -272,7 +273,8 @@ class Chain:
         size = check_block_size(block_size)
         if size % self.hasher.span:
             raise InvalidBlockSizeError(
-                f"a view needs a multiple of the {self.hasher.span} tokens of a hash, got {size}", at="$.block_size"
+                f"a view needs a multiple of the {self.hasher.span} tokens of a hash, got {size}",
+                at="$.block_size",
             )
         return BlockHashView(self._hashes, size // self.hasher.span)
 
@@ -320,4 +322,3 @@ class Chain:
 
     def __repr__(self) -> str:
         return f"Chain({len(self)} blocks, {self.num_tokens} tokens)"
-

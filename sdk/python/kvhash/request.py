@@ -210,7 +210,9 @@ def parse_json(data: bytes | str, *, what: str = "the line") -> Any:
         raise InvalidJsonError(f"{what} holds a number of too many digits") from None
 
 
-def parse_request(line: bytes | str | Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> HashRequest:
+def parse_request(
+    line: bytes | str | Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+) -> HashRequest:
     """Read one request line (or its object); `defaults` fill fields that it leaves out. Raises `KvHashError`s."""
     value = parse_json(line) if isinstance(line, (bytes, str)) else line
     if not isinstance(value, Mapping):

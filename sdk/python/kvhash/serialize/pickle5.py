@@ -45,7 +45,7 @@ FRAME_SIZE_MIN = 4
 
 
 def encode_pickle_int(value: int) -> bytes:
-    """Return the opcode and operand of one integer: BININT1, BININT2, BININT, LONG1 or LONG4, the shortest that fits."""
+    """Return one integer as its shortest opcode and operand: BININT1, BININT2, BININT, LONG1 or LONG4."""
     if 0 <= value < 1 << 8:
         return b"K" + bytes((value,))
     if 0 <= value < 1 << 16:
@@ -186,6 +186,16 @@ class PickleTokens:
             else _head(parent, len(parent)) + parent + MEMOIZE
         )
         body = b"".join(
-            (opening, MARK, *map(self._ints.__getitem__, tokens), TUPLE, MEMOIZE, NONE, b"\x87", MEMOIZE, STOP)
+            (
+                opening,
+                MARK,
+                *map(self._ints.__getitem__, tokens),
+                TUPLE,
+                MEMOIZE,
+                NONE,
+                b"\x87",
+                MEMOIZE,
+                STOP,
+            )
         )
         return b"".join((PROTO, FRAME, struct.pack("<Q", len(body)), body))

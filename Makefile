@@ -1,0 +1,48 @@
+# Everything happens inside this checkout: the virtual environment is .venv, made on first use.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help demo test test-long check format bench clean
+
+help:
+	@echo "make demo       hash a real prompt and check every hash against recorded vLLM runs"
+	@echo "make test       set up and run the whole test suite"
+	@echo "make check      formatter, linter and type checker"
+	@echo "make bench      ratios against vLLM's own hashing functions"
+	@echo "make test-long  the tests that take minutes"
+
+$(STAMP): pyproject.toml
+	@echo "== setting up $(VENV) (Python packages only; nothing outside this folder is changed)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "kvhash needs Python 3.10 or newer; say which with PYTHON=..."; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[tokenizer,dev]'
+	@touch $@
+
+demo: $(STAMP)
+	@$(BIN)/python examples/demo/demo.py
+
+test: $(STAMP)
+	@echo "== running the test suite"
+	@$(BIN)/python -m pytest -m "not long"
+
+test-long: $(STAMP)
+	@echo "== running the long tests"
+	@$(BIN)/python -m pytest -m long
+
+check: $(STAMP)
+	@echo "== ruff format, ruff check, mypy"
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+format: $(STAMP)
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: $(STAMP)
+	@$(BIN)/python benchmarks/bench_hash.py
+
+clean:
+	rm -rf $(VENV) .demo build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,609 @@
+"""Find out which settings observed hashes came from: releases, algorithm, seed, block size, form, or a known mistake.
+
+The search hashes the given tokens under every combination, and counts how many of the observed hashes come out.
+Releases that hash this request alike are tried once and reported as one range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ._errors import InvalidRequestError, UnknownRootError
+from .block_hash import low64
+from .contract import ALGORITHMS, CHANGES, NEWEST, Algorithm, Contract, Release
+from .extra_keys import ExtraKeys, RequestKeys
+from .hasher import HashFunction, none_hash
+from .request import HashRequest
+from .serialize import Ref, Value
+
+__all__ = ["DEFAULT_BLOCK_SIZES", "DEFAULT_SEEDS", "Identification", "Match", "identify"]
+
+DEFAULT_SEEDS: tuple[str | None, ...] = (
+    None,
+    "0",
+    "42",
+    "1",
+    "",
+    "123",
+    "1234",
+    "12345",
+    "1337",
+    "2024",
+    "random",
+)
+DEFAULT_BLOCK_SIZES = (16, 32, 64, 128, 256, 8, 4, 48, 96, 512, 528, 784, 1024)
+
+#: Blocks of each candidate chain that the first, quick pass looks at.
+_QUICK_BLOCKS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """One combination that gives observed hashes.
+
+    ``releases``: ranges (first, before) that hash this request so; ``before`` is None where the range is open, and
+    equals ``first`` for a single release that was asked for. ``form``: how the digest was published.
+    ``mistake``: (code, sentence) when it takes a known mistake to get the observed values, else None.
+    ``matched`` of ``observed`` hashes come out.
+    """
+
+    releases: tuple[tuple[Release, Release | None], ...]
+    algorithm: str
+    hash_seed: str | None
+    seed_known: bool
+    block_size: int
+    form: str
+    mistake: tuple[str, str] | None
+    matched: int
+    observed: int
+
+    @property
+    def release_text(self) -> str:
+        """The release ranges in words; a range up to the newest known release ends open."""
+        return ", ".join(
+            f"{first} and later"
+            if last is None
+            else str(first)
+            if last == first
+            else f"{first} up to before {last}"
+            for first, last in self.releases
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the match as JSON values; a range is ``{"since", "before"}``, ``before`` null where open."""
+        return {
+            "releases": [
+                {"since": str(first), "before": None if last is None else str(last)}
+                for first, last in self.releases
+            ],
+            "algorithm": self.algorithm,
+            "hash_seed": self.hash_seed,
+            "hash_seed_known": self.seed_known,
+            "block_size": self.block_size,
+            "form": self.form,
+            "mistake": None
+            if self.mistake is None
+            else {"code": self.mistake[0], "message": self.mistake[1]},
+            "matched": self.matched,
+            "observed": self.observed,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Identification:
+    """The outcome: matches, best first, and what was tried."""
+
+    matches: tuple[Match, ...]
+    tried: int
+    algorithms: tuple[str, ...]
+    hash_seeds: tuple[str | None, ...]
+    block_sizes: tuple[int, ...]
+    releases: tuple[Release, ...] = field(repr=False)
+
+    @property
+    def tried_text(self) -> str:
+        """What was tried, in words."""
+        seeds = ", ".join("unset" if seed is None else repr(seed) for seed in self.hash_seeds)
+        return (
+            f"{self.tried} chains: releases {self.releases[0]} to {NEWEST}, algorithms {', '.join(self.algorithms)}, "
+            f"seeds {seeds}, block sizes {', '.join(map(str, self.block_sizes))}, and the known mistakes"
+        )
+
+
+# --- published forms ------------------------------------------------------------------------------------------
+
+_Form = Callable[[Any], "int | bytes"]
+
+
+def _digest_bytes(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else value.to_bytes(32 if value >> 64 else 8, "big")
+
+
+_FORMS: tuple[tuple[str, _Form, tuple[str, str] | None], ...] = (
+    ("64-bit integer", low64, None),
+    ("bytes", lambda value: value, None),
+    (
+        "first 8 bytes",
+        lambda value: int.from_bytes(_digest_bytes(value)[:8], "big"),
+        (
+            "first-8-bytes",
+            "the first 8 bytes of the digest were taken; vLLM publishes the last 8 (the low 64 bits)",
+        ),
+    ),
+    (
+        "little-endian",
+        lambda value: int.from_bytes(_digest_bytes(value)[-8:], "little"),
+        ("little-endian", "the last 8 bytes were read little-endian; vLLM reads the digest big-endian"),
+    ),
+    (
+        "first 8 bytes, little-endian",
+        lambda value: int.from_bytes(_digest_bytes(value)[:8], "little"),
+        (
+            "first-8-little-endian",
+            "the first 8 bytes were read little-endian; vLLM takes the last 8, big-endian",
+        ),
+    ),
+)
+
+
+def _normalize_observed(value: bytes | int) -> int | bytes:
+    if isinstance(value, bytes):
+        if len(value) in (20, 36):  # a digest with its group id behind it
+            return value[:-4]
+        if len(value) == 8:
+            return int.from_bytes(value, "big")
+    return value
+
+
+#: Stands for a None parent of block 0, since None says that a mistake does not apply.
+_NULL_ROOT = Ref(b"")
+
+
+# --- mistakes in the chain ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    """How one candidate chain is made; the defaults are what vLLM does."""
+
+    mistake: tuple[str, str] | None = None
+    root: Callable[[HashFunction, Any, str | None], Any] = lambda _function, root, _seed: root
+    parent: Callable[[Any], Value] = lambda value: value
+    chained: bool = True
+    keys: Callable[[int, ExtraKeys], ExtraKeys] = lambda _index, keys: keys
+    preimage: Callable[[Value, tuple[int, ...], ExtraKeys], Value] = lambda parent, tokens, keys: (
+        parent,
+        tokens,
+        keys,
+    )
+    tokens: Callable[[tuple[int, ...]], tuple[int, ...]] = lambda tokens: tokens
+    request: Callable[[RequestKeys], RequestKeys | None] = lambda keys: keys
+    needs_keys: bool = False
+    needs_tag: str | None = None
+
+
+def _seed_as_number(function: HashFunction, root: Any, seed: str | None) -> Any:
+    return function(int(seed)) if seed is not None and seed.isascii() and seed.isdigit() else None
+
+
+def _seed_with(suffix: str) -> Callable[[HashFunction, Any, str | None], Any]:
+    return lambda function, root, seed: None if seed is None else function(seed + suffix)
+
+
+def _dropped(name: str) -> Callable[[RequestKeys], RequestKeys | None]:
+    def drop(keys: RequestKeys) -> RequestKeys | None:
+        if not getattr(keys, name):
+            return None
+        parts = {part: getattr(keys, part) for part in ("lora", "cache_salt", "multimodal", "prompt_embeds")}
+        parts[name] = () if name == "multimodal" else None
+        return RequestKeys(**parts)
+
+    return drop
+
+
+def _untag(_index: int, keys: ExtraKeys) -> ExtraKeys:
+    if keys is None:
+        return None
+    return tuple(
+        (key[1:] if key[0].value == "mm" else key[1])
+        if isinstance(key, tuple) and isinstance(key[0], Ref)
+        else key
+        for key in keys
+    )
+
+
+def _map_lora(change: Callable[[tuple[Value, ...]], Value]) -> Callable[[int, ExtraKeys], ExtraKeys]:
+    def apply(_index: int, keys: ExtraKeys) -> ExtraKeys:
+        if keys is None:
+            return None
+        return tuple(
+            change(key)
+            if isinstance(key, tuple) and isinstance(key[0], Ref) and key[0].value == "lora"
+            else key
+            for key in keys
+        )
+
+    return apply
+
+
+_MISTAKES: tuple[_Recipe, ...] = (
+    _Recipe(
+        (
+            "parent-64-bit",
+            "the 64-bit published value was fed forward as the parent; vLLM chains the whole digest",
+        ),
+        parent=low64,
+    ),
+    _Recipe(
+        (
+            "parent-8-bytes",
+            "8 bytes of the digest were fed forward as the parent; vLLM chains the whole digest",
+        ),
+        parent=lambda value: value[-8:] if isinstance(value, bytes) else value,
+    ),
+    _Recipe(
+        ("parent-hex-text", "the parent was hashed as hex text; vLLM hashes its bytes"),
+        parent=lambda value: value.hex() if isinstance(value, bytes) else str(value),
+    ),
+    _Recipe(
+        ("parent-as-integer", "the parent digest was hashed as an integer; vLLM hashes bytes from 0.10.2 on"),
+        parent=lambda value: int.from_bytes(value, "big") if isinstance(value, bytes) else value,
+    ),
+    _Recipe(
+        ("seed-as-number", "the seed was hashed as a number; vLLM hashes PYTHONHASHSEED as a text string"),
+        root=_seed_as_number,
+    ),
+    _Recipe(
+        ("seed-newline", "the seed has a newline at its end; PYTHONHASHSEED has none"),
+        root=_seed_with("\n"),
+    ),
+    _Recipe(
+        ("root-none", "block 0 has None as its parent; vLLM puts NONE_HASH there"), root=lambda *_: _NULL_ROOT
+    ),
+    _Recipe(("root-empty", "block 0 has an empty parent; vLLM puts NONE_HASH there"), root=lambda *_: b""),
+    _Recipe(
+        ("root-zero", "block 0 has a parent of zeros; vLLM puts NONE_HASH there"),
+        root=lambda _function, root, _seed: bytes(len(root)) if isinstance(root, bytes) else 0,
+    ),
+    _Recipe(
+        ("not-chained", "each block was hashed onto NONE_HASH; vLLM chains each onto the one before"),
+        chained=False,
+    ),
+    _Recipe(
+        ("empty-tuple-keys", "a block without extra keys got an empty tuple; vLLM puts None there"),
+        keys=lambda _index, keys: () if keys is None else keys,
+    ),
+    _Recipe(
+        (
+            "no-key-slot",
+            "the preimage has two parts; vLLM's has three, the third None where there are no keys",
+        ),
+        preimage=lambda parent, tokens, keys: (parent, tokens) if keys is None else (parent, tokens, keys),
+    ),
+    _Recipe(
+        ("extra-leading-token", "the engine saw one token less at the start (BOS added here but not there)"),
+        tokens=lambda tokens: tokens[1:],
+    ),
+    _Recipe(
+        ("untagged-keys", "the extra keys are untagged; from 0.31 vLLM hashes them with their tags"),
+        keys=_untag,
+        needs_keys=True,
+        needs_tag="",
+    ),
+    _Recipe(
+        (
+            "missing-adapter-path",
+            "the adapter's path is missing from its key; from 0.31 vLLM hashes ('lora', name, path)",
+        ),
+        keys=_map_lora(lambda key: key[:2]),
+        needs_keys=True,
+        needs_tag="lora",
+    ),
+    _Recipe(
+        (
+            "empty-adapter-path",
+            "the adapter's path is empty in its key; from 0.31 vLLM hashes ('lora', name, path)",
+        ),
+        keys=_map_lora(lambda key: (*key[:2], "")),
+        needs_keys=True,
+        needs_tag="lora",
+    ),
+    _Recipe(
+        (
+            "null-adapter-path",
+            "the adapter's path is None in its key; from 0.31 vLLM hashes ('lora', name, path)",
+        ),
+        keys=_map_lora(lambda key: (*key[:2], None)),
+        needs_keys=True,
+        needs_tag="lora",
+    ),
+    _Recipe(("salt-ignored", "the cache salt was left out of block 0"), request=_dropped("cache_salt")),
+    _Recipe(("lora-ignored", "the LoRA adapter was left out"), request=_dropped("lora")),
+    _Recipe(("multimodal-ignored", "the multimodal items were left out"), request=_dropped("multimodal")),
+    _Recipe(
+        ("prompt-embeds-ignored", "the prompt embeddings were left out"), request=_dropped("prompt_embeds")
+    ),
+)
+_CORRECT = _Recipe()
+
+
+def _salt_everywhere(salt: str) -> _Recipe:
+    return _Recipe(
+        ("salt-on-every-block", "the cache salt is in every block's key; vLLM puts it into block 0's only"),
+        keys=lambda index, keys: keys if index == 0 else (*(keys or ()), salt),
+    )
+
+
+# --- the search -----------------------------------------------------------------------------------------------
+
+
+def _contract_classes(releases: Iterable[Contract] | None) -> list[tuple[Contract, Release, Release | None]]:
+    """Return contracts that hash differently, each with the range of releases [first, before) that it stands for."""
+    if releases is not None:
+        return [(contract, contract.release, contract.release) for contract in releases]
+    starts = [change.since for change in CHANGES if change.hashes or change.since == CHANGES[0].since]
+    ends: list[Release | None] = [*starts[1:], None]
+    return [(Contract.for_vllm(start), start, end) for start, end in zip(starts, ends, strict=True)]
+
+
+def _merge(ranges: list[tuple[Release, Release | None]]) -> tuple[tuple[Release, Release | None], ...]:
+    merged: list[tuple[Release, Release | None]] = []
+    for first, last in sorted(set(ranges), key=lambda pair: pair[0]):
+        if merged and merged[-1][1] == first:
+            merged[-1] = (merged[-1][0], last)
+        else:
+            merged.append((first, last))
+    return tuple(merged)
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    tokens: tuple[int, ...]
+    keys: RequestKeys
+    lookahead: int
+    observed: tuple[int | bytes, ...]
+    parent: bytes | int | None
+    first_block: int
+    limit: int | None
+
+    def chain(
+        self,
+        function: HashFunction,
+        contract: Contract,
+        root: Any,
+        span: int,
+        recipe: _Recipe,
+        cache: dict[Any, list[Any]],
+    ) -> list[Any]:
+        keys = recipe.request(self.keys)
+        if keys is None:
+            return []
+        tokens = recipe.tokens(self.tokens)
+        count = max(0, len(tokens) - self.lookahead) // span
+        if self.limit is not None:
+            count = min(count, self.limit)
+        block_keys: list[ExtraKeys] = [None] * count
+        if not keys.empty or self.lookahead:
+            tagged = recipe.needs_tag is None
+            for i in range(count):
+                start = (self.first_block + i) * span
+                own = keys.block(contract, start, start + span + self.lookahead)
+                tagged = tagged or _has_tag(own, recipe.needs_tag)
+                own = recipe.keys(self.first_block + i, own)
+                after = tokens[(i + 1) * span : (i + 1) * span + self.lookahead]
+                block_keys[i] = (own, *after) if self.lookahead else own
+            if not tagged:
+                return []
+        elif recipe.needs_keys:
+            return []
+        else:
+            block_keys = [recipe.keys(self.first_block + i, None) for i in range(count)]
+        identity = (
+            id(recipe),
+            contract.chain_values,
+            root if not isinstance(root, Ref) else None,
+            span,
+            tuple(block_keys),
+        )
+        if identity in cache:
+            return cache[identity]
+        values: list[Any] = []
+        parent: Any = None if root is _NULL_ROOT else root
+        first = parent
+        for i in range(count):
+            block = tokens[i * span : (i + 1) * span]
+            value = function(recipe.preimage(parent, block, block_keys[i]))
+            values.append(value)
+            parent = recipe.parent(value) if recipe.chained else first
+        cache[identity] = values
+        return values
+
+
+def _has_tag(keys: ExtraKeys, tag: str | None) -> bool:
+    return any(
+        isinstance(key, tuple) and isinstance(key[0], Ref) and tag in ("", key[0].value) for key in keys or ()
+    )
+
+
+def identify(
+    request: HashRequest,
+    observed: Sequence[bytes | int],
+    *,
+    releases: Iterable[str] | None = None,
+    algorithms: Iterable[str] | None = None,
+    hash_seeds: Iterable[str | None] | None = None,
+    block_sizes: Iterable[int] | None = None,
+    parent: bytes | int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Identification:
+    """Search for the settings under which the request's tokens give the observed hashes.
+
+    `request`: tokens, salt, adapter and the rest of the prompt; its settings fields are not used, except
+    ``lookahead``. `observed`: hashes as published (integers, signed or not, or bytes), of any blocks of the prompt.
+    `parent`: the published parent of the first token's block, when the tokens are not the prompt's beginning; with
+    the whole digest the root is not needed. `releases`, `algorithms`, `hash_seeds`, `block_sizes`: candidates, all
+    known ones (`DEFAULT_SEEDS`, `DEFAULT_BLOCK_SIZES`) where None. `progress` gets (done, total).
+
+    Raises InvalidRequestError when there is nothing to compare.
+    """
+    if not observed:
+        raise InvalidRequestError("expected at least one observed hash", at="$.block_hashes")
+    names = tuple(algorithms) if algorithms is not None else tuple(ALGORITHMS)
+    seeds = tuple(hash_seeds) if hash_seeds is not None else DEFAULT_SEEDS
+    sizes = tuple(dict.fromkeys(block_sizes if block_sizes is not None else DEFAULT_BLOCK_SIZES))
+    usable = tuple(size for size in sizes if size + request.lookahead <= len(request.tokens))
+    if not usable:
+        raise InvalidRequestError(
+            f"{len(request.tokens)} tokens fill no block of any of the sizes {', '.join(map(str, sizes))}",
+            at="$.tokens",
+        )
+    contracts = None if releases is None else [Contract.for_vllm(release) for release in releases]
+    classes = _contract_classes(contracts)
+    keys = RequestKeys(request.lora, request.cache_salt, request.multimodal, request.prompt_embeds)
+    recipes = [_CORRECT, *_MISTAKES]
+    if request.cache_salt:
+        recipes.append(_salt_everywhere(request.cache_salt))
+    wanted = tuple(_normalize_observed(value) for value in observed)
+    search = _Search(
+        request.tokens, keys, request.lookahead, wanted, parent, 0 if parent is None else 1, _QUICK_BLOCKS
+    )
+    tried = 0
+    found: dict[Any, tuple[int, list[tuple[Release, Release | None]]]] = {}
+    passes = [(search, recipes)]
+    if len(request.tokens) // min(usable) > _QUICK_BLOCKS:
+        passes.append((_Search(*_without_limit(search)), [_CORRECT]))
+    for current, current_recipes in passes:
+        total = len(names) * len(classes)
+        for done, (algorithm, candidate) in enumerate(_pairs(names, classes)):
+            if progress is not None:
+                progress(done, total)
+            contract, first, last = candidate
+            for key, matched in _try(current, current_recipes, algorithm, contract, seeds, usable):
+                tried += 1
+                if matched:
+                    best, ranges = found.setdefault(key, (matched, []))
+                    found[key] = (max(best, matched), ranges)
+                    ranges.append((first, last))
+        if any(matched == len(wanted) for matched, _ in found.values()):
+            break
+    matches = [
+        Match(_merge(ranges), name, seed, parent is None, size, form, mistake, matched, len(wanted))
+        for (name, seed, size, form, mistake), (matched, ranges) in found.items()
+    ]
+    matches.sort(key=lambda m: (-m.matched, m.mistake is not None, m.block_size, m.hash_seed is not None))
+    best_count = matches[0].matched if matches else 0
+    clean = [m for m in matches if m.mistake is None and m.matched == best_count]
+    kept = clean or [m for m in matches if m.matched == best_count]
+    return Identification(tuple(kept), tried, names, seeds, usable, tuple(first for _, first, _ in classes))
+
+
+def _without_limit(search: _Search) -> tuple[Any, ...]:
+    return (
+        search.tokens,
+        search.keys,
+        search.lookahead,
+        search.observed,
+        search.parent,
+        search.first_block,
+        None,
+    )
+
+
+def _pairs(
+    names: Sequence[str], classes: Sequence[tuple[Contract, Release, Release | None]]
+) -> Iterator[tuple[str, tuple[Contract, Release, Release | None]]]:
+    for name in names:
+        for candidate in classes:
+            if name in candidate[0].algorithms:
+                yield name, candidate
+
+
+def _try(
+    search: _Search,
+    recipes: Sequence[_Recipe],
+    name: str,
+    contract: Contract,
+    seeds: Sequence[str | None],
+    sizes: Sequence[int],
+) -> Iterator[tuple[tuple[Any, ...], int]]:
+    """Yield ((algorithm, seed, block size, form, mistake), how many observed hashes it gives) for each candidate."""
+    algorithm: Algorithm = contract.algorithm(name)
+    function = HashFunction(algorithm, contract)
+    cache: dict[Any, list[Any]] = {}
+    if search.lookahead and not contract.lookahead:
+        return
+    for seed, root in _roots(search, contract, algorithm, seeds):
+        for size in sizes:
+            for recipe in recipes:
+                try:
+                    start = recipe.root(function, root, seed)
+                    values = (
+                        [] if start is None else search.chain(function, contract, start, size, recipe, cache)
+                    )
+                except InvalidRequestError:  # this release needs a part of the adapter that was not given
+                    continue
+                if not values:
+                    continue
+                best = _best_form(values, search.observed, recipe.mistake)
+                key = (name, seed, size, best[1], best[2])
+                yield key, best[0]
+
+
+def _roots(
+    search: _Search, contract: Contract, algorithm: Algorithm, seeds: Sequence[str | None]
+) -> Iterator[tuple[str | None, Any]]:
+    if search.parent is not None:
+        is_digest = isinstance(search.parent, bytes) and len(search.parent) > 8
+        if is_digest == (contract.chain_values == "bytes"):
+            yield None, search.parent
+        return
+    for seed in seeds:
+        try:
+            yield seed, none_hash(contract, algorithm, seed)
+        except UnknownRootError:
+            continue
+
+
+def _best_form(
+    values: list[Any], observed: Sequence[int | bytes], mistake: tuple[str, str] | None
+) -> tuple[int, str, tuple[str, str] | None]:
+    best: tuple[int, str, tuple[str, str] | None] = (0, "", None)
+    for form, convert, form_mistake in _FORMS:
+        if mistake is not None and form_mistake is not None:
+            continue  # two mistakes at once match by chance more often than they happen
+        produced = set(map(convert, values))
+        if isinstance(values[0], int):
+            produced |= set(values)
+        count = sum(value in produced for value in observed)
+        if count > best[0]:
+            best = (count, form, mistake or form_mistake)
+    return best
+
+
+def seeds_from(texts: Iterable[str]) -> tuple[str | None, ...]:
+    """Return seed candidates from texts, the word ``unset`` standing for no PYTHONHASHSEED."""
+    return tuple(None if text == "unset" else text for text in texts)
+
+
+def request_from_event(event: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any], Any]:
+    """Return (request fields, observed hashes, parent) from a BlockStored event as JSON values.
+
+    Takes tokens, block size, adapter name, and the salt where the event's untagged extra keys show one; see
+    `kvhash.events` for reading whole streams. Raises InvalidRequestError.
+    """
+    for name in ("token_ids", "block_hashes"):
+        if not isinstance(event.get(name), list):
+            raise InvalidRequestError(f"a BlockStored event needs {name!r}, a list", at=f"$.{name}")
+    fields: dict[str, Any] = {"tokens": event["token_ids"]}
+    if isinstance(event.get("lora_name"), str):
+        fields["lora"] = {"name": event["lora_name"]}
+    if event.get("lora_id") is not None:
+        fields.setdefault("lora", {})["id"] = event["lora_id"]
+    published = event.get("extra_keys")
+    if isinstance(published, list) and published and isinstance(published[0], list):
+        texts = [key for key in published[0] if isinstance(key, str) and key != event.get("lora_name")]
+        if texts and event.get("parent_block_hash") is None:
+            fields["cache_salt"] = texts[-1]
+    return fields, event["block_hashes"], event.get("parent_block_hash")
