@@ -4,11 +4,12 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"io"
+	"math"
 	"math/big"
 	"strconv"
+	"strings"
 )
 
 // MaxLineBytes is the longest request line that is read, its line end included.
@@ -168,9 +169,12 @@ func appendJSONValue(out []byte, v any) []byte {
 	case Integer:
 		return append(out, v.String()...)
 	case float64:
-		content, err := json.Marshal(v)
-		if err != nil { // JSON has no such number
-			return append(appendJSONText(append(out, `{"float":`...), strconv.FormatFloat(v, 'g', -1, 64)), '}')
+		content := strconv.FormatFloat(v, 'g', -1, 64)
+		if math.IsInf(v, 0) || math.IsNaN(v) { // JSON has no such number
+			return append(appendJSONText(append(out, `{"float":`...), content), '}')
+		}
+		if !strings.ContainsAny(content, ".e") {
+			content += ".0" // a float stays one
 		}
 		return append(out, content...)
 	case string:
