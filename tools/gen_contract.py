@@ -49,7 +49,8 @@ def _contract(contract: Contract) -> dict[str, Any]:
     hashes = contract.hash_fields()
     return {
         "since": str(contract.release),
-        **{**hashes, "algorithms": list(contract.algorithms)},
+        **hashes,
+        "algorithms": list(contract.algorithms),
         "events": {
             "layout": events.layout,
             "block_stored": _fields(events.block_stored),

@@ -34,7 +34,8 @@ ANSWERED = ("none_hash", "block_hashes", "external", "extra_keys")
 
 @pytest.fixture(scope="session")
 def go() -> str:
-    """Return the Go command; without one the tests fail where everything is required, else are skipped loudly."""
+    """Return the Go command; without one the tests fail where everything is required,
+    else are skipped loudly."""
     found = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
     if found is None:
         if os.environ.get("KVHASH_REQUIRE_ALL") == "1":
@@ -101,7 +102,8 @@ def test_the_generated_contract_tables_are_up_to_date() -> None:
 
 
 def test_every_recorded_case_is_equal(program: str) -> None:
-    """For every release and case Go's answer is what vLLM's own functions gave, and its errors are Python's."""
+    """For every release and case Go's answer is what vLLM's own functions gave,
+    and its errors are Python's."""
     lines, rows = [], []
     for release in RELEASES:
         for row in hash_results(release):
@@ -115,8 +117,35 @@ def test_every_recorded_case_is_equal(program: str) -> None:
     assert answered > 2000
 
 
-EDGES = [0, 23, 24, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**39, 2**63 - 1, 2**63, 2**64 - 1]
-TEXTS = ["", "a", "salt", "é" * 127, "é" * 128, "x" * 255, "x" * 256, "\U0001f600" * 300, "y" * 65535, "y" * 65536]
+EDGES = [
+    0,
+    23,
+    24,
+    255,
+    256,
+    65535,
+    65536,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**32,
+    2**39,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+]
+TEXTS = [
+    "",
+    "a",
+    "salt",
+    "é" * 127,
+    "é" * 128,
+    "x" * 255,
+    "x" * 256,
+    "\U0001f600" * 300,
+    "y" * 65535,
+    "y" * 65536,
+]
 
 
 def _random_request(rng: random.Random, number: int) -> dict[str, Any]:
@@ -125,7 +154,9 @@ def _random_request(rng: random.Random, number: int) -> dict[str, Any]:
     request: dict[str, Any] = {
         "id": number,
         "vllm": rng.choice([*RELEASES, "0.10.1", "latest", "0.13.0rc1", "v0.24", "0.32.1.dev3+gabc"]),
-        "algorithm": rng.choice(["sha256", "sha256", "xxhash", "sha256_cbor", "xxhash_cbor", "sha256_cbor_64bit"]),
+        "algorithm": rng.choice(
+            ["sha256", "sha256", "xxhash", "sha256_cbor", "xxhash_cbor", "sha256_cbor_64bit"]
+        ),
         "hash_seed": rng.choice([None, "", "0", "42", "vllm-none-hash", "π"]),
         "block_size": block,
         "tokens": [rng.choice(EDGES) if rng.random() < 0.4 else rng.randrange(200_000) for _ in range(count)],
@@ -158,7 +189,8 @@ def _random_request(rng: random.Random, number: int) -> dict[str, Any]:
 
 
 def test_random_requests_are_answered_alike(program: str) -> None:
-    """All releases, algorithms, keys, look-ahead and context parallelism in random mixtures give equal answers."""
+    """All releases, algorithms, keys,
+    look-ahead and context parallelism in random mixtures give equal answers."""
     rng = random.Random(20)
     lines = [json.dumps(_random_request(rng, i), ensure_ascii=i % 2 == 0).encode() for i in range(2500)]
     answers = _same(program, lines)
@@ -167,13 +199,20 @@ def test_random_requests_are_answered_alike(program: str) -> None:
 
 @pytest.mark.parametrize("vllm", ["0.9.2", "0.30.0", "0.33.0"])
 def test_pickle_frames_are_equal(program: str, vllm: str) -> None:
-    """Around 64 KiB, where pickle opens a new frame and moves payloads out of frames, the hashes stay equal."""
+    """Around 64 KiB, where pickle opens a new frame and moves payloads out of frames,
+    the hashes stay equal."""
     lines = []
     for count in (13_100, 13_105, 13_106, 13_107, 13_108, 13_120, 40_000):
         base = {"vllm": vllm, "algorithm": "sha256", "hash_seed": "0", "block_size": count}
         lines.append(json.dumps({**base, "tokens": [2**31 - 1 - i for i in range(count)]}).encode())
     for length in (*range(65_525, 65_540), 131_072):
-        salted = {"vllm": vllm, "algorithm": "sha256", "hash_seed": "0", "block_size": 4, "tokens": [1, 2, 3, 4]}
+        salted = {
+            "vllm": vllm,
+            "algorithm": "sha256",
+            "hash_seed": "0",
+            "block_size": 4,
+            "tokens": [1, 2, 3, 4],
+        }
         lines.append(json.dumps({**salted, "cache_salt": "s" * length}).encode())
     assert all("error" not in answer for answer in _same(program, lines))
 
@@ -186,20 +225,29 @@ def _variant(**changes: Any) -> bytes:
 ITEM = {"identifier": "a", "offset": 0, "length": 1}
 EMBEDS = {"shape": [3, 1], "dtype": "float16", "data": "00" * 6}
 HOSTILE = [
-    b"", b"   ", b"\t\x0b\x0c", b"{", b"[]", b"null", b"1", b"\xff", b'{"id":"\xed\xa0\x80"}', b"\xef\xbb\xbf{}",
-    b"{}", b'{"id":1}', b'{"id":1,"id":2,"tokens":[]}', b'{"id":1,"tokens":[],"tokens":[]}', b'{"tokens":[1,]}',
-    b'{"tokens":[01]}', b'{"tokens":[+1]}', b'{"tokens":[1.]}', b'{"tokens":[NaN]}', b'{"tokens":[-Infinity]}',
-    b'{"tokens":[1]} x', b'{"tokens":[1] "x":1}', b'{"tokens":["\\ud800"]}', b'{"tokens":[1]\x00}', b"{'a':1}",
-    b'{"id":{"a":[1.5,"\\u00e9"]},"tokens":[]}', b'{"id":1,"tokens":[' + b"1" * 5000 + b"]}", b'{"a":"\\x"}', b'{"a":"\x01"}',
-    b'{"tokens":[-0,1,2]}', b'{"tokens":' + b"[" * 100_000 + b"}", b'{"tokens":[tru]}', b'{"id":"\\ud83d\\ude00","tokens":[]}',
+    b"", b"   ", b"\t\x0b\x0c", b"{", b"[]", b"null", b"1", b"\xff", b'{"id":"\xed\xa0\x80"}',
+    b"\xef\xbb\xbf{}",
+    b"{}", b'{"id":1}', b'{"id":1,"id":2,"tokens":[]}', b'{"id":1,"tokens":[],"tokens":[]}',
+    b'{"tokens":[1,]}',
+    b'{"tokens":[01]}', b'{"tokens":[+1]}', b'{"tokens":[1.]}', b'{"tokens":[NaN]}',
+    b'{"tokens":[-Infinity]}',
+    b'{"tokens":[1]} x', b'{"tokens":[1] "x":1}', b'{"tokens":["\\ud800"]}', b'{"tokens":[1]\x00}',
+    b"{'a':1}",
+    b'{"id":{"a":[1.5,"\\u00e9"]},"tokens":[]}', b'{"id":1,"tokens":[' + b"1" * 5000 + b"]}",
+    b'{"a":"\\x"}', b'{"a":"\x01"}',
+    b'{"tokens":[-0,1,2]}', b'{"tokens":' + b"[" * 100_000 + b"}", b'{"tokens":[tru]}',
+    b'{"id":"\\ud83d\\ude00","tokens":[]}',
     *[_variant(tokens=value) for value in (
-        None, "1", 5, True, 1.5, {}, [True], [1.0], ["1"], [None], [-1], [2**64], [2**64 - 1] * 3, [[1]], [10**30], []
+        None, "1", 5, True, 1.5, {}, [True], [1.0], ["1"], [None], [-1], [2**64], [2**64 - 1] * 3, [[1]],
+        [10**30], []
     )],
     *[_variant(vllm=value) for value in (
-        None, 1, "", "x", "0.9.1", "0.9.2", "0.10.1.1", "99.0.0", "latest", " LATEST ", "v0.33", "0.33.0\n", "0.3a3.0",
+        None, 1, "", "x", "0.9.1", "0.9.2", "0.10.1.1", "99.0.0", "latest", " LATEST ", "v0.33",
+        "0.33.0\n", "0.3a3.0",
         "0.31.0rc1", "0.31.0.dev12+g1", "1.2.3.4.5", "0.0000033.0", "0.33.0-rc.1", "\ud800",
     )],
-    *[_variant(algorithm=value) for value in (None, 1, "builtin", "sha256_cbor_64bit", "nope", "", "SHA256", [])],
+    *[_variant(algorithm=value) for value in (None, 1, "builtin", "sha256_cbor_64bit", "nope", "",
+    "SHA256", [])],
     *[_variant(hash_seed=value) for value in (None, 0, False, "", "\ud800", [], {})],
     *[_variant(algorithm="xxhash", hash_seed=None), _variant(vllm="0.28.0", hash_seed=None)],
     *[_variant(block_size=value) for value in (None, 0, -1, True, 1.0, "2", 2**31 - 1, 2**31, 2**70, [])],
@@ -208,25 +256,34 @@ HOSTILE = [
     *[_variant(decode_context_parallel_size=value) for value in (None, 0, 1, 2, 2**31, "1", False)],
     *[_variant(cache_salt=value) for value in (None, "", "a", 1, True, [], "\udc00")],
     *[_variant(lora=value) for value in (
-        None, {}, [], "x", {"name": "a"}, {"name": "a", "path": ""}, {"name": "a", "path": "p"}, {"name": "", "path": "p"},
+        None, {}, [], "x", {"name": "a"}, {"name": "a", "path": ""}, {"name": "a", "path": "p"},
+        {"name": "", "path": "p"},
         {"name": 1, "path": "p"}, {"name": "a", "path": "p", "id": 0}, {"name": "a", "path": "p", "id": None},
-        {"name": "a", "path": "p", "id": True}, {"name": "a", "path": "p", "x": 1}, {"name": "\ud800", "path": "p"},
+        {"name": "a", "path": "p", "id": True}, {"name": "a", "path": "p", "x": 1}, {"name": "\ud800",
+        "path": "p"},
         {"name": "a", "path": "p", "id": 2**63}, {"name": None, "path": "p"},
     )],
-    _variant(vllm="0.9.2", lora={"name": "a"}), _variant(vllm="0.9.2", lora={"id": 3}), _variant(vllm="0.12.0", lora={"id": 3}),
+    _variant(vllm="0.9.2", lora={"name": "a"}), _variant(vllm="0.9.2", lora={"id": 3}),
+    _variant(vllm="0.12.0", lora={"id": 3}),
     *[_variant(multimodal=value) for value in (
-        None, [], {}, "x", 1, [1], [{}], [ITEM], [ITEM, ITEM], [{**ITEM, "offset": 3}], [{**ITEM, "length": 4}],
-        [{**ITEM, "length": 0}], [{**ITEM, "offset": -1}], [{**ITEM, "offset": True}], [{**ITEM, "offset": 1.0}],
-        [{**ITEM, "identifier": None}], [{**ITEM, "identifier": ""}], [{**ITEM, "identifier": "\ud800"}], [{**ITEM, "x": 1}],
+        None, [], {}, "x", 1, [1], [{}], [ITEM], [ITEM, ITEM], [{**ITEM, "offset": 3}], [{**ITEM,
+        "length": 4}],
+        [{**ITEM, "length": 0}], [{**ITEM, "offset": -1}], [{**ITEM, "offset": True}], [{**ITEM,
+        "offset": 1.0}],
+        [{**ITEM, "identifier": None}], [{**ITEM, "identifier": ""}], [{**ITEM, "identifier": "\ud800"}],
+        [{**ITEM, "x": 1}],
         [{**ITEM, "offset": 1}, ITEM], [{**ITEM, "offset": 2**63 - 1}], [{**ITEM, "length": 2**63 - 1}],
         [{**ITEM, "length": 2**63}], [{"identifier": "a", "offset": 0}], [{**ITEM, "offset": None}],
     )],
     *[_variant(prompt_embeds=value) for value in (
-        None, {}, [], "x", 1, EMBEDS, {**EMBEDS, "data": "00 " * 6}, {**EMBEDS, "data": "0 0" * 4}, {**EMBEDS, "data": "zz"},
-        {**EMBEDS, "data": None}, {**EMBEDS, "data": 1}, {**EMBEDS, "dtype": "float64"}, {**EMBEDS, "dtype": None},
+        None, {}, [], "x", 1, EMBEDS, {**EMBEDS, "data": "00 " * 6}, {**EMBEDS, "data": "0 0" * 4},
+        {**EMBEDS, "data": "zz"},
+        {**EMBEDS, "data": None}, {**EMBEDS, "data": 1}, {**EMBEDS, "dtype": "float64"}, {**EMBEDS,
+        "dtype": None},
         {**EMBEDS, "shape": [3]}, {**EMBEDS, "shape": "31"}, {**EMBEDS, "shape": [2, 1], "data": "00" * 4},
         {**EMBEDS, "shape": [3, 0], "data": ""}, {**EMBEDS, "shape": [-1, 1]}, {**EMBEDS, "shape": [True, 1]},
-        {**EMBEDS, "shape": [2**62, 2**62]}, {**EMBEDS, "shape": [4, 1], "data": "AB" * 8}, {**EMBEDS, "x": 1},
+        {**EMBEDS, "shape": [2**62, 2**62]}, {**EMBEDS, "shape": [4, 1], "data": "AB" * 8}, {**EMBEDS,
+        "x": 1},
         {"shape": [3, 1], "dtype": "float16"}, {**EMBEDS, "shape": None}, {**EMBEDS, "shape": {}},
     )],
     _variant(cache_sal="t"), _variant(expect={}), _variant(id=None), _variant(id=[1, {"a": None}]),
@@ -307,7 +364,9 @@ def _decoded(payload: bytes) -> dict[str, Any]:
 
 
 def _go_decoded(program: str, payloads: list[bytes]) -> list[dict[str, Any]]:
-    answers = _ask(program, [json.dumps({"id": i, "decode": p.hex()}).encode() for i, p in enumerate(payloads)])
+    answers = _ask(
+        program, [json.dumps({"id": i, "decode": p.hex()}).encode() for i, p in enumerate(payloads)]
+    )
     results = []
     for i, answer in enumerate(answers):
         assert answer["id"] == i
@@ -355,7 +414,9 @@ def test_damaged_batches_decode_alike(program: str) -> None:
                 del payload[place:]
                 payload += b"\x00" if not payload else b""
             else:
-                payload[place:place] = rng.choice([b"\xc0", b"\x01", b"\xa1a", b"\xc4\x08aaaaaaaa", b"\x92\x01\x02"])
+                payload[place:place] = rng.choice(
+                    [b"\xc0", b"\x01", b"\xa1a", b"\xc4\x08aaaaaaaa", b"\x92\x01\x02"]
+                )
         payloads.append(bytes(payload))
     for payload, got in zip(payloads, _go_decoded(program, payloads), strict=True):
         assert got == _decoded(payload), payload.hex()
