@@ -34,8 +34,7 @@ ANSWERED = ("none_hash", "block_hashes", "external", "extra_keys")
 
 @pytest.fixture(scope="session")
 def go() -> str:
-    """Return the Go command; without one the tests fail where everything is required,
-    else are skipped loudly."""
+    """Return the Go command; without one, fail where everything is required, else skip loudly."""
     found = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
     if found is None:
         if os.environ.get("KVHASH_REQUIRE_ALL") == "1":
@@ -102,8 +101,7 @@ def test_the_generated_contract_tables_are_up_to_date() -> None:
 
 
 def test_every_recorded_case_is_equal(program: str) -> None:
-    """For every release and case Go's answer is what vLLM's own functions gave,
-    and its errors are Python's."""
+    """Go's answer is what vLLM's own functions gave, and its errors are Python's."""
     lines, rows = [], []
     for release in RELEASES:
         for row in hash_results(release):
@@ -189,8 +187,7 @@ def _random_request(rng: random.Random, number: int) -> dict[str, Any]:
 
 
 def test_random_requests_are_answered_alike(program: str) -> None:
-    """All releases, algorithms, keys,
-    look-ahead and context parallelism in random mixtures give equal answers."""
+    """All releases, algorithms, keys, look-ahead and parallelism, mixed at random, give equal answers."""
     rng = random.Random(20)
     lines = [json.dumps(_random_request(rng, i), ensure_ascii=i % 2 == 0).encode() for i in range(2500)]
     answers = _same(program, lines)
@@ -199,8 +196,7 @@ def test_random_requests_are_answered_alike(program: str) -> None:
 
 @pytest.mark.parametrize("vllm", ["0.9.2", "0.30.0", "0.33.0"])
 def test_pickle_frames_are_equal(program: str, vllm: str) -> None:
-    """Around 64 KiB, where pickle opens a new frame and moves payloads out of frames,
-    the hashes stay equal."""
+    """Around 64 KiB, where pickle opens frames and moves payloads out of them, hashes are equal."""
     lines = []
     for count in (13_100, 13_105, 13_106, 13_107, 13_108, 13_120, 40_000):
         base = {"vllm": vllm, "algorithm": "sha256", "hash_seed": "0", "block_size": count}
