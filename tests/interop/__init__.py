@@ -1,0 +1,1 @@
+"""Other languages against the Python SDK."""
