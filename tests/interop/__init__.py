@@ -1,0 +1,1 @@
+"""Tests that hold several languages or processes to one promise."""
