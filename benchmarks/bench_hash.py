@@ -98,9 +98,8 @@ def main() -> None:
                 if got != expected:
                     sys.exit(f"{algorithm}: the hashes differ")
             a, b = statistics.median(theirs), statistics.median(ours)
-            print(
-                f"{algorithm:<12} {block_size:>5} {vocabulary:>10} {a * 1e3:>7.1f} ms {b * 1e3:>7.1f} ms {b / a:>11.2f}x"
-            )
+            cells = f"{algorithm:<12} {block_size:>5} {vocabulary:>10}"
+            print(f"{cells} {a * 1e3:>7.1f} ms {b * 1e3:>7.1f} ms {b / a:>11.2f}x")
 
 
 def _version(name: str) -> str:

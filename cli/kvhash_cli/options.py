@@ -222,8 +222,9 @@ def read_prompts(options: Mapping[str, Any]) -> list[dict[str, Any]]:
         return [{"tokens": _json(options, "tokens", "--tokens")}]
     from kvhash.prompt import Tokenizer, tokens_from_openai
 
-    # transformers says on stderr that there is no PyTorch; a tokenizer needs none.
+    # transformers says on stderr that there is no PyTorch, and more; a tokenizer needs none of it.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
     body = _json(options, "openai_body", "--request")
     if body is not None and not isinstance(body, Mapping):

@@ -48,7 +48,6 @@ class Tokenizer:
             raise MissingDependencyError(
                 "text and chat prompts need transformers; install it with: pip install 'kvhash[tokenizer]'"
             ) from None
-        transformers.utils.logging.set_verbosity_error()
         name = str(model)
         if name.startswith((".", "/", "~")) and not Path(name).expanduser().is_dir():
             raise TokenizerError(f"no such tokenizer folder: {name}")
