@@ -74,14 +74,16 @@ def outputs() -> dict[Path, str]:
 def main() -> int:
     """Write the files, or with ``--check`` return 1 when one differs."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when a file is out of date")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit 1 when a file is out of date"
+    )
     check = parser.parse_args().check
     stale = 0
     for path, text in outputs().items():
         if path.exists() and path.read_text(encoding="utf-8") == text:
             continue
         stale += 1
-        print(f"{path.relative_to(ROOT)}: {'out of date' if check else 'written'}", file=sys.stderr)
+        sys.stderr.write(f"{path.relative_to(ROOT)}: {'out of date' if check else 'written'}\n")
         if not check:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")

@@ -87,10 +87,31 @@ def sglang_payloads() -> list[bytes]:
         [1.5, [[*stored, "GPU", {"cache_salt": "s", "group_idx": 1}]]],
         {"ts": 1.0, "events": [{"type": "BlockStored", **named}], "attn_dp_rank": 3},
         {"ts": 1, "events": [], "data_parallel_rank": None, "attn_dp_rank": 3, "more": {"a": 1.5}},
-        [2, [{"type": "BlockStored", **named, "cache_salt": "x", "future": [b"\x01", 2.5, None]}, stored], None, "more"],
+        [
+            2,
+            [{"type": "BlockStored", **named, "cache_salt": "x", "future": [b"\x01", 2.5, None]}, stored],
+            None,
+            "more",
+        ],
         [1.0, [["Compressed", 1, 2], {"type": "Other", "x": 1}, {"type": "AllBlocksCleared", "y": 2}], 1],
-        [1.0, [{"type": "BlockStored", **named, "token_ids": [1.0, 2]}, ["BlockRemoved", [True]], 5, [], {}, [3]]],
-        [1.0, [{"type": "BlockStored", **named, "block_hashes": [1, b"12345678"]}, ["BlockRemoved", [b"1234567"]]]],
+        [
+            1.0,
+            [
+                {"type": "BlockStored", **named, "token_ids": [1.0, 2]},
+                ["BlockRemoved", [True]],
+                5,
+                [],
+                {},
+                [3],
+            ],
+        ],
+        [
+            1.0,
+            [
+                {"type": "BlockStored", **named, "block_hashes": [1, b"12345678"]},
+                ["BlockRemoved", [b"1234567"]],
+            ],
+        ],
         [1.0, [{"type": "BlockStored", **named, "block_size": -1}, ["BlockStored", [1], None]]],
         [True, []],
         [1.0],
@@ -113,7 +134,9 @@ def damaged_payloads(payloads: list[bytes], count: int, seed: int) -> list[bytes
             place = rng.randrange(len(data))
             match rng.randrange(4):
                 case 0 | 1:
-                    data[place] = rng.choice((rng.randrange(256), 0xC0, 0xC1, 0xCB, 0x90, 0x80, 0xD9, 0xC4, 0xFF))
+                    data[place] = rng.choice(
+                        (rng.randrange(256), 0xC0, 0xC1, 0xCB, 0x90, 0x80, 0xD9, 0xC4, 0xFF)
+                    )
                 case 2:
                     del data[place : place + rng.randrange(1, 4)]
                 case _:

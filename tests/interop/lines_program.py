@@ -27,9 +27,13 @@ ANSWERED = ("none_hash", "block_hashes", "external", "extra_keys")
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run_lines(command: Sequence[str], lines: Iterable[bytes], *, timeout: float = 120) -> list[dict[str, Any]]:
+def run_lines(
+    command: Sequence[str], lines: Iterable[bytes], *, timeout: float = 120
+) -> list[dict[str, Any]]:
     """Return what a program answers to the lines, each read back; raises when it fails or prints rubbish."""
-    done = subprocess.run(command, input=b"".join(lines), capture_output=True, timeout=timeout, check=False, cwd=ROOT)
+    done = subprocess.run(
+        command, input=b"".join(lines), capture_output=True, timeout=timeout, check=False, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr.decode()[-2000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -79,7 +83,19 @@ def _line(request: Any) -> bytes:
 
 _ALGORITHMS = ("sha256", "sha256_cbor", "sha256_cbor_64bit", "xxhash", "xxhash_cbor", "builtin")
 _TOKENS = (0, 23, 24, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**53, 2**63, 2**64 - 1)
-_WORDS = ("a", "x", "lora", "mm", "cache_salt", "prompt_embeds", "é", "日本", "\U0001f600", "z" * 300, "q" * 66000)
+_WORDS = (
+    "a",
+    "x",
+    "lora",
+    "mm",
+    "cache_salt",
+    "prompt_embeds",
+    "é",
+    "日本",
+    "\U0001f600",
+    "z" * 300,
+    "q" * 66000,
+)
 
 
 def random_lines(count: int, seed: int) -> list[bytes]:
@@ -103,14 +119,21 @@ def _random_request(rng: random.Random, number: int) -> dict[str, Any]:
     if rng.random() < 0.85:
         request["hash_seed"] = rng.choice(("0", "", "42", "seed é", "s" * 70000))
     if rng.random() < 0.3:
-        lora = {"name": rng.choice(_WORDS), "path": rng.choice(_WORDS), "id": rng.choice((1, 300, 2**40, 2**63 - 1))}
+        lora = {
+            "name": rng.choice(_WORDS),
+            "path": rng.choice(_WORDS),
+            "id": rng.choice((1, 300, 2**40, 2**63 - 1)),
+        }
         request["lora"] = {k: v for k, v in lora.items() if rng.random() < 0.95}
     if rng.random() < 0.3:
         request["cache_salt"] = rng.choice((*_WORDS, ""))
     if rng.random() < 0.4:
         request["multimodal"] = _random_items(rng, count)
     if rng.random() < 0.2 and count < 500:
-        width, (dtype, size) = rng.choice((1, 4)), rng.choice((("float32", 4), ("float16", 2), ("bfloat16", 2)))
+        width, (dtype, size) = (
+            rng.choice((1, 4)),
+            rng.choice((("float32", 4), ("float16", 2), ("bfloat16", 2))),
+        )
         data = rng.randbytes(count * width * size).hex()
         request["prompt_embeds"] = {"shape": [count, width], "dtype": dtype, "data": data}
     if rng.random() < 0.15:
@@ -126,7 +149,8 @@ def _random_token(rng: random.Random) -> int:
 
 
 def _random_items(rng: random.Random, count: int) -> list[dict[str, Any]]:
-    items, at = [], 0
+    items: list[dict[str, Any]] = []
+    at = 0
     while at < count and len(items) < 5:
         at += rng.randrange(0, 6)
         length = rng.randrange(1, 9)
@@ -142,31 +166,96 @@ def awkward_lines() -> list[bytes]:
     base: dict[str, Any] = {
         "id": 1, "vllm": "0.33.0", "algorithm": "sha256", "hash_seed": "0", "block_size": 2, "tokens": [1, 2, 3, 4]
     }  # fmt: skip
-    odd: list[Any] = [None, True, False, 0, -1, 1, 1.0, 1.5, 2**63, 2**64, -(2**70), "", "x", "0", [], [1], {}, {"a": 1}]
+    odd: list[Any] = [
+        None,
+        True,
+        False,
+        0,
+        -1,
+        1,
+        1.0,
+        1.5,
+        2**63,
+        2**64,
+        -(2**70),
+        "",
+        "x",
+        "0",
+        [],
+        [1],
+        {},
+        {"a": 1},
+    ]
     lines = [_line({**base, field: value}) for field in (*base, "lookahead", *_KEYS) for value in odd]
     lines += [_line({**base, "decode_context_parallel_size": value}) for value in odd]
     lines += [_line({**base, "tokens": [1, value]}) for value in odd]
-    lines += [_line({**base, "lora": {"name": "n", "path": "p", "id": 1, field: v}}) for field in _LORA for v in odd]
+    lines += [
+        _line({**base, "lora": {"name": "n", "path": "p", "id": 1, field: v}}) for field in _LORA for v in odd
+    ]
     item = {"identifier": "i", "offset": 0, "length": 2}
-    lines += [_line({**base, "multimodal": [{**item, field: value}]}) for field in (*item, "more") for value in odd]
+    lines += [
+        _line({**base, "multimodal": [{**item, field: value}]}) for field in (*item, "more") for value in odd
+    ]
     lines += [_line({**base, "multimodal": [value]}) for value in odd]
     lines += [
-        _line({**base, "multimodal": [{**item, "offset": a, "length": b}, {**item, "offset": c, "length": d}]})
-        for a, b, c, d in ((0, 2, 1, 1), (2, 1, 0, 1), (0, 2, 2, 2), (0, 2, 2, 3), (0, 2**62, 3, 1), (0, 1, 2**53, 1))
+        _line(
+            {**base, "multimodal": [{**item, "offset": a, "length": b}, {**item, "offset": c, "length": d}]}
+        )
+        for a, b, c, d in (
+            (0, 2, 1, 1),
+            (2, 1, 0, 1),
+            (0, 2, 2, 2),
+            (0, 2, 2, 3),
+            (0, 2**62, 3, 1),
+            (0, 1, 2**53, 1),
+        )
     ]
     embeds = {"shape": [4, 1], "dtype": "float16", "data": "00" * 8}
-    lines += [_line({**base, "prompt_embeds": {**embeds, f: value}}) for f in (*embeds, "more") for value in odd]
+    lines += [
+        _line({**base, "prompt_embeds": {**embeds, f: value}}) for f in (*embeds, "more") for value in odd
+    ]
     lines += [_line({**base, "prompt_embeds": {**embeds, "shape": [4, value]}}) for value in odd]
     lines += [_line({**base, "prompt_embeds": {**embeds, "shape": [value, 1]}}) for value in odd]
-    texts = ("00 11\t22 33 44 55 66 77 ", "AA" * 8, "0 0" * 8, "00" * 7, "0g" * 8, "00" * 9, "é" * 16, "0" * 15)
+    texts = (
+        "00 11\t22 33 44 55 66 77 ",
+        "AA" * 8,
+        "0 0" * 8,
+        "00" * 7,
+        "0g" * 8,
+        "00" * 9,
+        "é" * 16,
+        "0" * 15,
+    )
     lines += [_line({**base, "prompt_embeds": {**embeds, "data": text}}) for text in texts]
     lines += [_line({**base, "prompt_embeds": {**embeds, "shape": [3, 1], "data": "00" * 6}})]
     lines += [_line({k: v for k, v in base.items() if k != left_out}) for left_out in base]
-    releases = ("0.9.1", "0.9.2", " 0.33 ", "LATEST", "0", "0.33.", "0.33.x", "v0.10.0", "0.31rc1", "0.33.0-", "1e3")
+    releases = (
+        "0.9.1",
+        "0.9.2",
+        " 0.33 ",
+        "LATEST",
+        "0",
+        "0.33.",
+        "0.33.x",
+        "v0.10.0",
+        "0.31rc1",
+        "0.33.0-",
+        "1e3",
+    )
     lines += [_line({**base, "vllm": release}) for release in releases]
     # Several faults in one line: the first one checked counts.
     lines += [
-        _line({**base, "vllm": "x", "algorithm": "y", "cache_salt": 1, "lora": 1, "multimodal": 1, "prompt_embeds": 1}),
+        _line(
+            {
+                **base,
+                "vllm": "x",
+                "algorithm": "y",
+                "cache_salt": 1,
+                "lora": 1,
+                "multimodal": 1,
+                "prompt_embeds": 1,
+            }
+        ),
         _line({**base, "lora": {"more": 1}, "multimodal": 1, "prompt_embeds": {"more": 1}}),
         _line({**base, "lora": {"name": ""}, "prompt_embeds": {**embeds, "shape": [0, 1]}}),
         _line({**base, "vllm": "x", "algorithm": None}),
@@ -220,7 +309,7 @@ _TEXTS = [
     _HEAD + b'[1],"cache_salt":"\\ud83d\\ude00"}\n',
     _HEAD + b'[1],"cache_salt":"\\x41"}\n',
     _HEAD + b'[1],"cache_salt":"\\u12"}\n',
-    _HEAD + b'[1],"cache_salt":\'a\'}\n',
+    _HEAD + b"[1],\"cache_salt\":'a'}\n",
     _HEAD + b'[1],"hash_seed2":"0"}\n',
     _HEAD + b"[1]} // comment\n",
     b'{"id":"long","tokens":"' + b"x" * (8 * 1024 * 1024) + b'"}\n',

@@ -16,6 +16,7 @@ from .lines_program import (
     assert_recorded_answers,
     assert_same_answers,
     awkward_lines,
+    oracle_lines,
     random_lines,
     run_lines,
 )
@@ -53,9 +54,7 @@ def test_the_lock_file_names_no_registry() -> None:
 
 def test_unit_tests_pass(program: list[str]) -> None:
     """The package's own tests pass."""
-    done = subprocess.run(
-        [need("npm"), "test"], cwd=PACKAGE, capture_output=True, timeout=240, check=False
-    )
+    done = subprocess.run([need("npm"), "test"], cwd=PACKAGE, capture_output=True, timeout=240, check=False)
     assert done.returncode == 0, (done.stdout + done.stderr).decode()[-5000:]
     assert program
 
@@ -125,3 +124,14 @@ def test_answers_come_line_by_line(program: list[str]) -> None:
             assert json.loads(process.stdout.readline())["id"] == i
         process.stdin.close()
         assert process.wait(timeout=20) == 0
+
+
+def test_a_browser_answers_as_python_does(program: list[str]) -> None:
+    """Bundled for and run inside a headless Chromium, hashes and events are the same as Python's."""
+    chromium = need("chromium", "chromium-browser", "google-chrome")
+    browser = [program[0], "sdk/typescript/test/browser.mjs", chromium]
+    lines, _rows = oracle_lines("0.33.0")
+    assert assert_same_answers(browser, [*lines, *random_lines(200, seed=4)]) > 200
+    payloads = recorded_payloads()[::20] + sglang_payloads()
+    for payload, got in zip(payloads, _decoded(browser, payloads), strict=True):
+        assert got == python_answer(payload), payload.hex()
