@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from pathlib import Path
 from typing import Any
@@ -25,27 +26,26 @@ def python_answer(payload: bytes) -> dict[str, Any]:
     except KvHashError as error:
         return {"error": error.code}
     line = {
-        "ts": batch.ts,
+        "ts": _json(batch.ts),
         "data_parallel_rank": batch.data_parallel_rank,
         "layout": batch.layout,
         "events": [_event(event) for event in batch.events],
     }
-    if batch.extra is not None:
+    if batch.extra:
         line["extra"] = _json(batch.extra)
     return {"batch": line}
 
 
 def _event(event: Any) -> dict[str, Any]:
-    line = {"type": type(event).__name__}
     if isinstance(event, UnknownEvent):
-        return {**line, "tag": event.tag, "raw": event.raw.hex()}
+        return {"unknown": event.tag, "raw": _json(event.raw)}
     if isinstance(event, UndecodableEvent):
-        # The message is for people; the place and the tag are what is promised.
-        tag = {} if event.tag is None else {"tag": event.tag}
-        return {**line, "path": event.path, **tag, "raw": event.raw.hex()}
+        # The message is for people; the place is what is promised.
+        return {"undecodable": event.path, "raw": _json(event.raw)}
+    line: dict[str, Any] = {"type": type(event).__name__}
     for name in event.__struct_fields__:
         value = getattr(event, name)
-        if value is not None:
+        if name != "extra" or value:
             line[name] = _hash(value) if name in _HASHES else _json(value)
     return line
 
@@ -53,10 +53,12 @@ def _event(event: Any) -> dict[str, Any]:
 def _hash(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_hash(item) for item in value]
-    return {"bytes": value.hex()} if isinstance(value, bytes) else str(value)
+    return {"int": str(value)} if isinstance(value, int) else _json(value)
 
 
 def _json(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"}
     if isinstance(value, bytes):
         return {"bytes": value.hex()}
     if isinstance(value, (list, tuple)):

@@ -24,8 +24,9 @@ export function decodeLine(line: ReadonlyMap<string, Json>): { readonly batch: J
 }
 
 /**
- * Returns a batch as event lines carry it: hashes as decimal text or `{"bytes": hex}`, fields by vLLM's names, null
- * ones left out of events.
+ * Returns a batch as event lines carry it: every field of each event by vLLM's name, nil as null; a hash as
+ * `{"int": decimal}`, bytes as `{"bytes": hex}`; `extra` only where there are unknown fields. An unknown event is
+ * `{"unknown": tag, "raw": ...}`, an undecodable one `{"undecodable": path, "message": ..., "raw": ...}`.
  */
 export function jsonBatch(batch: EventBatch): JsonLike {
   return {
@@ -33,18 +34,15 @@ export function jsonBatch(batch: EventBatch): JsonLike {
     data_parallel_rank: batch.dataParallelRank,
     layout: batch.layout,
     events: batch.events.map(jsonEvent),
-    ...(batch.extra === null ? {} : { extra: jsonExtra(batch.extra) }),
+    ...jsonExtra(batch.extra),
   };
 }
 
 function jsonEvent(event: Event): JsonLike {
-  const result = new Map<string, JsonLike>([["type", event.type]]);
-  const add = (fields: { readonly [name: string]: JsonLike }): void => {
-    for (const [name, value] of Object.entries(fields)) if (value !== null) result.set(name, value);
-  };
   switch (event.type) {
     case "BlockStored":
-      add({
+      return {
+        type: event.type,
         block_hashes: event.blockHashes.map(jsonHashValue),
         parent_block_hash: event.parentBlockHash === null ? null : jsonHashValue(event.parentBlockHash),
         token_ids: event.tokenIds as JsonLike,
@@ -52,7 +50,7 @@ function jsonEvent(event: Event): JsonLike {
         lora_id: event.loraId,
         medium: event.medium,
         lora_name: event.loraName,
-        extra_keys: event.extraKeys === null ? null : event.extraKeys.map((keys) => jsonValue(keys)),
+        extra_keys: event.extraKeys === null ? null : jsonValue(event.extraKeys),
         group_idx: event.groupIdx,
         kv_cache_spec_kind: event.kvCacheSpecKind,
         kv_cache_spec_sliding_window: event.kvCacheSpecSlidingWindow,
@@ -61,46 +59,45 @@ function jsonEvent(event: Event): JsonLike {
         session_id: event.sessionId,
         lookahead_token_ids: event.lookaheadTokenIds,
         cache_salt: event.cacheSalt,
-        extra: jsonExtra(event.extra),
-      });
-      break;
+        ...jsonExtra(event.extra),
+      };
     case "BlockRemoved":
-      add({
+      return {
+        type: event.type,
         block_hashes: event.blockHashes.map(jsonHashValue),
         medium: event.medium,
         group_idx: event.groupIdx,
         locality: event.locality,
         ownership: event.ownership,
-        extra: jsonExtra(event.extra),
-      });
-      break;
+        ...jsonExtra(event.extra),
+      };
     case "AllBlocksCleared":
-      add({ extra: jsonExtra(event.extra) });
-      break;
+      return { type: event.type, ...jsonExtra(event.extra) };
     case "UnknownEvent":
-      add({ tag: event.tag, raw: toHex(event.raw) });
-      break;
+      return { unknown: event.tag, raw: jsonValue(event.raw) };
     case "UndecodableEvent":
-      add({ path: event.path, tag: event.tag, message: event.message, raw: toHex(event.raw) });
+      return { undecodable: event.path, message: event.message, raw: jsonValue(event.raw) };
   }
-  return result;
 }
 
 function jsonHashValue(value: HashValue): JsonLike {
-  return typeof value === "bigint" ? value.toString() : { bytes: toHex(value) };
+  return typeof value === "bigint" ? { int: value.toString() } : jsonValue(value);
 }
 
-function jsonExtra(extra: Extra): JsonLike {
-  return extra === null ? null : new Map([...extra].map(([name, value]) => [String(name), jsonValue(value)]));
+function jsonExtra(extra: Extra): { readonly extra?: JsonLike } {
+  return extra === null ? {} : { extra: jsonValue(extra) };
 }
 
 function jsonFloat(value: number): JsonLike {
-  // JSON has no infinities; a time or field that is one is shown as text.
-  if (!Number.isFinite(value)) return String(value);
-  return new JsonFloat(Number.isInteger(value) && Math.abs(value) < 1e21 ? `${value}.0` : String(value));
+  // JSON has no such numbers.
+  if (Number.isNaN(value)) return { float: "NaN" };
+  if (!Number.isFinite(value)) return { float: value > 0 ? "+Inf" : "-Inf" };
+  // A float stays one: 1.0, not 1.
+  const text = Object.is(value, -0) ? "-0" : String(value);
+  return new JsonFloat(/^-?[0-9]+$/.test(text) ? `${text}.0` : text);
 }
 
-function jsonValue(value: MsgpackValue): JsonLike {
+function jsonValue(value: MsgpackValue | Exclude<Extra, null>): JsonLike {
   if (value instanceof Uint8Array) return { bytes: toHex(value) };
   if (value instanceof MsgpackFloat) return jsonFloat(value.value);
   if (value instanceof MsgpackExt) return { ext: value.type, bytes: toHex(value.data) };
