@@ -110,7 +110,7 @@ def test_tail_prints_events_of_a_running_engine() -> None:
         out, err = _tail(publisher, "--count", "4")
         assert [line.split()[4] for line in out.splitlines()] == ["stored", "removed"] * 2
         assert err == ""
-        out, _ = _tail(publisher, "--count", "2", "-o", "jsonl", "--type", "removed", "--group", "0")
+        out, _ = _tail(publisher, "--count", "2", "-o", "jsonl", "--type", "removed", "--medium", "gpu")
     assert [json.loads(line)["event"]["type"] for line in out.splitlines()] == ["BlockRemoved"] * 2
 
 

@@ -1,1 +1,1 @@
-"""Other languages against the Python SDK."""
+"""Other languages against Python and the recorded vLLM outputs."""

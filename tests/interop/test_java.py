@@ -1,0 +1,65 @@
+"""The Java hasher answers request lines exactly as Python does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import pytest
+
+from ..data_files import RELEASES
+from .lines_program import (
+    ROOT,
+    assert_recorded_answers,
+    assert_same_answers,
+    awkward_lines,
+    random_lines,
+)
+from .toolchain import need
+
+pytestmark = pytest.mark.filterwarnings("ignore::kvhash.contract.NewerReleaseWarning")
+
+MODULE = ROOT / "examples" / "hasher-java"
+
+
+@pytest.fixture(scope="module")
+def program() -> list[str]:
+    """Return the request-line program, built and unit-tested by Maven: from its local store where that suffices."""
+    java, maven = need("java"), need("mvn")
+    done = None
+    for mode in (["-o"], []):
+        command = [maven, "-q", "-B", *mode, "package"]
+        done = subprocess.run(command, cwd=MODULE, capture_output=True, timeout=280, check=False)
+        if done.returncode == 0:
+            return [java, "-jar", "examples/hasher-java/target/hasher.jar"]
+    assert done is not None
+    pytest.fail((done.stdout + done.stderr).decode()[-5000:])
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_every_recorded_case_is_equal(program: list[str], release: str) -> None:
+    """NONE_HASH, hashes, published values and extra keys equal vLLM's; what it cannot hash is refused."""
+    assert_recorded_answers(program, release)
+
+
+def test_random_requests_are_answered_as_python_does(program: list[str]) -> None:
+    """Random requests over all releases, algorithms and extra keys get the same answers and error codes."""
+    assert assert_same_answers(program, random_lines(600, seed=3)) > 250
+
+
+def test_awkward_lines_are_refused_as_python_does(program: list[str]) -> None:
+    """Wrong types and ranges, broken JSON and UTF-8, doubled fields, long lines: the same code, line by line."""
+    assert assert_same_answers(program, awkward_lines()) > 50
+
+
+def test_answers_come_line_by_line(program: list[str]) -> None:
+    """A line is answered before the next one is sent: the program can be used in dialogue."""
+    with subprocess.Popen(program, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for i in range(3):
+            process.stdin.write(b'{"id":%d,"tokens":[1]}\n' % i)
+            process.stdin.flush()
+            assert json.loads(process.stdout.readline())["id"] == i
+        process.stdin.close()
+        assert process.wait(timeout=20) == 0
