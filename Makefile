@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-long check format bench clean
+.PHONY: help demo test test-long check contract format bench clean
 
 help:
 	@echo "make demo       hash a real prompt and check every hash against recorded vLLM runs"
@@ -36,6 +36,16 @@ check: $(STAMP)
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
+	@echo "== contract tables of the other languages are up to date"
+	@$(BIN)/python tools/gen_contract.py --check
+	@$(BIN)/python tools/gen_contract_ts_java.py --check
+	@if command -v go >/dev/null; then echo "== gofmt, go vet"; cd sdk/go && test -z "$$(gofmt -l .)" && go vet ./...; \
+	elif [ -n "$$KVHASH_REQUIRE_ALL" ]; then echo "go is required and missing"; exit 1; \
+	else echo "== go is not installed: its checks are skipped"; fi
+
+contract: $(STAMP)
+	@$(BIN)/python tools/gen_contract.py
+	@$(BIN)/python tools/gen_contract_ts_java.py
 
 format: $(STAMP)
 	@$(BIN)/ruff format .
