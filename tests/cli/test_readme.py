@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-COMMANDS = re.findall(r"^\$ (kvhash .*)\n((?:(?!\$ |```).*\n)+)", README, re.M)
+COMMANDS = re.findall(r"^\$ (kv(?:hash|events) .*)\n((?:(?!\$ |```).*\n)+)", README, re.M)
 
 
 def test_the_python_example_prints_what_the_readme_shows() -> None:
