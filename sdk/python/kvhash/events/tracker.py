@@ -13,8 +13,9 @@ time (each batch carries its own). So against the latest message
 
 A new life whose first messages were all missed can look like a gap, or like no gap at all; therefore a replay asks for
 some numbers before the missing ones too, and a batch there that differs from the one delivered shows the new life.
-(Where there is neither a gap nor a late message, as when a life of one batch is followed by one whose first batch was
-missed, nothing on the wire tells the two lives apart.)
+(Nothing on the wire tells two lives apart where there is neither a gap nor a late message, as when a life of one batch
+is followed by one whose first batch was missed, or where the new life's buffer no longer reaches back to the numbers
+that were delivered; in the latter case a `Lost` stands between them.)
 """
 
 from __future__ import annotations
@@ -145,6 +146,8 @@ class PublisherTracker:
     _delivered: OrderedDict[int, tuple[bytes, float]] = field(default_factory=OrderedDict)
     #: Number and time of the latest message of this life.
     _newest: tuple[int, float] | None = None
+    #: No message of this life has an earlier time.
+    _floor: float = float("-inf")
     #: Up to this number, messages of a life before may still come.
     _former_until: int | None = None
     _stale_run: int = 0
@@ -242,6 +245,8 @@ class PublisherTracker:
         """
         if self._newest is None or message.batch is None:
             return "fits"
+        if message.batch.ts < self._floor:
+            return "old"
         seq, ts = self._newest
         if message.seq > seq or self._wrapped(message.seq, seq):
             return "old" if message.batch.ts < ts else "fits"
@@ -292,6 +297,9 @@ class PublisherTracker:
         self._hold_until = None
         self._stale_run = 0
         self.expected = 0
+        # Whatever is as old as the former life's latest message is of that life, unless the clock was set back.
+        former = float("-inf") if self._newest is None else self._newest[1]
+        self._floor = former if former < _ts(shown) else float("-inf")
         self._newest = (shown.seq, _ts(shown))
         self._former_until = shown.seq + _FORMER_LIFE
         return [*lost, Restart(self.endpoint, self.rank, last)]
@@ -414,6 +422,8 @@ class PublisherTracker:
 
     def _record(self, message: Message) -> Record:
         self._delivered[message.seq] = (_fingerprint(message.payload), _ts(message))
+        if self._former_until is not None:
+            self._floor = max(self._floor, _ts(message)) if message.batch is not None else self._floor
         if self._former_until is not None and message.seq > self._former_until:
             self._former_until = None
         if len(self._delivered) > _REMEMBERED:
