@@ -90,8 +90,8 @@ class _Player:
         self.cache.new_step_starts()
         inputs = ("op", "id", "tokens", "salt", "append", "num_new_tokens")
         seen = {key: op[key] for key in inputs if key in op}
+        # No step runs here, so blocks being copied stay held for good; the recorder did not settle them either.
         seen |= play(op)
-        self.cache.pool.free_blocks(self.cache.take_copies()[1])
         seen["events"] = [event_to_json(event) for event in self.cache.take_events()]
         seen["free_blocks"] = self.cache.pool.num_free_blocks
         return seen
