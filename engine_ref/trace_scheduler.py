@@ -135,5 +135,11 @@ class _Player:
             max_tokens=record["max_tokens"],
             cache_salt=record.get("salt"),
             priority=record.get("priority", 0),
-            arrival_time=record.get("arrival", 0),
+            arrival_time=_arrival_time(record),
         )
+
+
+def _arrival_time(record: dict[str, Any]) -> float:
+    """Return the step in which a request arrived; within a step the recorder numbered requests by their ids."""
+    digits = "".join(c for c in record["id"] if c.isdigit())
+    return float(record.get("arrival", 0)) + int(digits or 0) / 1e6
