@@ -15,7 +15,15 @@ class Block:
     covers. ``is_null``: the placeholder for tokens that have no block; its count is not kept.
     """
 
-    __slots__ = ("block_hash", "block_id", "is_null", "next_free", "num_hashed_tokens", "prev_free", "ref_cnt")
+    __slots__ = (
+        "block_hash",
+        "block_id",
+        "is_null",
+        "next_free",
+        "num_hashed_tokens",
+        "prev_free",
+        "ref_cnt",
+    )
 
     def __init__(self, block_id: int) -> None:
         self.block_id = block_id

@@ -14,7 +14,6 @@ from kvhash.block_hash import (
     get_group_id,
     make_block_hash_with_group_id,
 )
-
 from kvhash.events.schema import AllBlocksCleared, BlockRemoved, BlockStored
 
 from .block import Block

@@ -11,7 +11,7 @@ from .coordinator import CacheConfig, Coordinator, Hit
 from .events import KVEvent
 from .request import Request, RequestStatus
 
-__all__ = ["CacheStats", "CacheManager"]
+__all__ = ["CacheManager", "CacheStats"]
 
 
 @dataclass(slots=True)
@@ -37,6 +37,7 @@ class CacheManager:
             groups=config.groups,
             enable_caching=config.enable_caching,
             enable_events=config.enable_events,
+            external_form=config.event_hash_form,
         )
         self.coordinator = Coordinator(config, self.pool)
         self.watermark_blocks = int(config.watermark * config.num_blocks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import click
 from kvhash._errors import InvalidJsonError, InvalidRequestError, KvHashError
 
 from .trace import play_trace
+from .trace_scheduler import play_run
 
 __all__ = ["main"]
 
@@ -32,19 +34,18 @@ def trace(file: Path) -> None:
       python -m engine_ref trace tests/data/engine/cache_traces.json > observed.json
     """
     record = _read(file)
-    if isinstance(record.get("traces"), list):
-        answer: dict[str, Any] = {"traces": [_play(play_trace, t, f"$.traces[{i}]") for i, t in enumerate(record["traces"])]}
-    elif isinstance(record.get("runs"), list):
-        from .trace_scheduler import play_run
-
-        answer = {"runs": [_play(play_run, r, f"$.runs[{i}]") for i, r in enumerate(record["runs"])]}
+    for name, play in (("traces", play_trace), ("runs", play_run)):
+        items = record.get(name)
+        if isinstance(items, list):
+            observed = [_play(play, item, f"$.{name}[{i}]") for i, item in enumerate(items)]
+            break
     else:
-        raise InvalidRequestError('expected an object with "traces" or "runs"', at="$")
-    json.dump({"engine": "engine_ref", **answer}, sys.stdout, separators=(",", ":"))
+        raise InvalidRequestError('expected an object with a list "traces" or "runs"', at="$")
+    json.dump({"engine": "engine_ref", name: observed}, sys.stdout, separators=(",", ":"))
     sys.stdout.write("\n")
 
 
-def _play(play: Any, item: Any, at: str) -> Any:
+def _play(play: Callable[..., dict[str, Any]], item: Any, at: str) -> dict[str, Any]:
     try:
         return play(item, at=at)
     except KeyError as error:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvhash.block_hash import ExternalForm
+
 from .block import Block, cdiv
 from .block_pool import BlockPool
 from .managers import FullAttentionManager, GroupManager, MambaManager, make_manager
@@ -22,7 +24,7 @@ class CacheConfig:
     ``num_blocks``: blocks of the pool, the null block included. ``hash_block_size``: tokens per hash.
     ``scheduler_block_size``: the least common multiple of the groups' block sizes in tokens.
     ``max_in_flight_tokens``: tokens planned and not settled at most; None: ``max_model_len``.
-    ``watermark``: share of the pool that admissions leave free.
+    ``watermark``: share of the pool that admissions leave free. ``event_hash_form``: how events carry hashes.
     """
 
     groups: tuple[GroupSpec, ...]
@@ -36,6 +38,7 @@ class CacheConfig:
     enable_caching: bool = True
     enable_events: bool = True
     watermark: float = 0.0
+    event_hash_form: ExternalForm = "uint64"
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +188,12 @@ class Coordinator:
         )
 
     def add_computed_blocks(
-        self, request_id: str, hit_blocks: Sequence[Sequence[Block]], *, local_tokens: int, external_tokens: int
+        self,
+        request_id: str,
+        hit_blocks: Sequence[Sequence[Block]],
+        *,
+        local_tokens: int,
+        external_tokens: int,
     ) -> None:
         """Give a new request its hit blocks, then blocks for what a connector will load.
 

@@ -84,7 +84,9 @@ class _Player:
         self.requests: dict[str, Request] = {}
 
     def play(self, op: dict[str, Any], *, at: str) -> dict[str, Any]:
-        play = {"admit": self._admit, "step": self._step, "free": self._free, "reset": self._reset}.get(op["op"])
+        play = {"admit": self._admit, "step": self._step, "free": self._free, "reset": self._reset}.get(
+            op["op"]
+        )
         if play is None:
             raise InvalidRequestError(f"unknown operation {op['op']!r}", at=f"{at}.op")
         self.cache.new_step_starts()

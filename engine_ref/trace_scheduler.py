@@ -26,7 +26,7 @@ __all__ = ["play_run"]
 def play_run(run: dict[str, Any], *, at: str = "$") -> dict[str, Any]:
     """Play one recorded workload."""
     player = _Player(run, at=at)
-    answer = {key: run[key] for key in ("seed", "name", "config") if key in run}
+    answer: dict[str, Any] = {key: run[key] for key in ("seed", "name", "config") if key in run}
     answer["steps"] = [player.play(step) for step in run["steps"]]
     answer["final_free_queue"] = free_queue_ids(player.scheduler.cache.pool)
     return answer
@@ -37,7 +37,8 @@ class _Player:
         config = run["config"]
         size = config["block_size"]
         groups = tuple(
-            parse_group(group, at=f"{at}.config.groups[{i}]") for i, group in enumerate(config.get("groups", ()))
+            parse_group(group, at=f"{at}.config.groups[{i}]")
+            for i, group in enumerate(config.get("groups", ()))
         ) or (FullAttentionSpec(block_size=size),)
         in_flight = 2 if config["async_scheduling"] else 1
         self.scheduler = make_scheduler(

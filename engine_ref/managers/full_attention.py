@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from ..block import cdiv
+from ..block import Block, cdiv
 from ..block_pool import hashes_at
 from ..request import Request
 from .base import GroupManager
@@ -21,7 +21,7 @@ class FullAttentionManager(GroupManager):
     def find_longest_hit(self, lookup: Lookup) -> GroupHit:
         """Walk whole blocks from the left until the first miss, then try the boundaries inside the next block."""
         size, pool = self.block_size, lookup.pool
-        blocks: list[list] = [[] for _ in lookup.group_ids]  # type: ignore[type-arg]
+        blocks: list[list[Block]] = [[] for _ in lookup.group_ids]
         whole = hashes_at(lookup.hashes, pool.hash_block_size, size)
         for block_hash in islice(whole, lookup.max_length // size):
             found = pool.get_cached_blocks(block_hash, lookup.group_ids)
@@ -63,6 +63,4 @@ class FullAttentionManager(GroupManager):
         blocks = self.req_to_blocks[request.request_id]
         index = boundary // self.block_size
         if index < len(blocks):
-            self.pool.cache_partial_block(
-                request, blocks[index], num_tokens=boundary, group_id=self.group_id
-            )
+            self.pool.cache_partial_block(request, blocks[index], num_tokens=boundary, group_id=self.group_id)

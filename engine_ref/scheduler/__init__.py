@@ -6,7 +6,15 @@ from .async_scheduler import AsyncScheduler
 from .plan import CachedRequest, NewRequest, SchedulerConfig, StepPlan
 from .scheduler import Scheduler
 
-__all__ = ["AsyncScheduler", "CachedRequest", "NewRequest", "Scheduler", "SchedulerConfig", "StepPlan", "make_scheduler"]
+__all__ = [
+    "AsyncScheduler",
+    "CachedRequest",
+    "NewRequest",
+    "Scheduler",
+    "SchedulerConfig",
+    "StepPlan",
+    "make_scheduler",
+]
 
 
 def make_scheduler(config: SchedulerConfig) -> Scheduler:

@@ -208,11 +208,11 @@ class Scheduler:
         start = request.num_computed_tokens + hit.num_tokens
         count, padded = request.num_tokens - start, False
         decode = 1 + self.config.num_speculative_tokens
-        if decode > 1 and count == 1 and not step.prefill and (step.running or start > 0):
-            if start + decode + 1 <= self.config.max_model_len:
-                if decode > step.budget:
-                    return 0, False
-                count, padded = decode, True
+        joins_decodes = decode > 1 and count == 1 and not step.prefill and (step.running or start > 0)
+        if joins_decodes and start + decode + 1 <= self.config.max_model_len:
+            if decode > step.budget:
+                return 0, False
+            count, padded = decode, True
         if 0 < step.long_prefill < count:
             count = step.long_prefill
         if not self.config.enable_chunked_prefill and count > step.budget:
