@@ -29,18 +29,19 @@ class NullRunner:
     def __init__(self, *, vocab_size: int = 32000) -> None:
         self.vocab_size = vocab_size
 
-    def next_token(self, token_ids: Sequence[int]) -> int:
-        """Return the token after `token_ids`: it depends on the last 8 and on how many there are."""
-        text = repr((len(token_ids), token_ids[-8:]))
+    def next_token(self, token_ids: Sequence[int], count: int) -> int:
+        """Return the token after `count` tokens, the last of which are `token_ids`; the last 8 matter."""
+        text = repr((count, list(token_ids[-8:])))
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") % self.vocab_size
 
     def execute(self, plan: StepPlan, requests: Mapping[str, Request]) -> dict[str, list[int]]:
         """Accept the drafts that are what would have been made."""
         sampled: dict[str, list[int]] = {}
         for request_id in (i for i, samples in plan.samples.items() if samples and i in requests):
-            known, new = list(requests[request_id].all_token_ids), []
+            known = requests[request_id].all_token_ids
+            new: list[int] = []
             for draft in [*plan.spec_token_ids.get(request_id, ()), None]:
-                new.append(self.next_token(known + new))
+                new.append(self.next_token([*known[-8:], *new], len(known) + len(new)))
                 if new[-1] != draft:
                     break
             sampled[request_id] = new
