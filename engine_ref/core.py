@@ -70,12 +70,16 @@ class EngineCore:
             return StepResult()
         return self._settle() if self._in_flight else StepResult()
 
+    def publish_events(self) -> None:
+        """Hand over the events since the last batch, if there are any."""
+        events = self.scheduler.take_events()
+        if events:
+            self._publish(events)
+
     def _settle(self) -> StepResult:
         plan = self._in_flight.popleft()
         known = dict(self.scheduler.requests)
         tokens = self.scheduler.update_from_output(plan, self.runner.execute(plan, known))
-        events = self.scheduler.take_events()
-        if events:
-            self._publish(events)
+        self.publish_events()
         ended = (known[i] for i in plan.num_scheduled_tokens if i in known)
         return StepResult(tokens=tokens, finished=tuple(r for r in ended if r.status.is_finished))
