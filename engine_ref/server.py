@@ -145,9 +145,11 @@ class _Server:
         """Yield what the engine gives; leaving early aborts the request."""
         outputs: asyncio.Queue[Output] = asyncio.Queue()
         here = asyncio.get_running_loop()
-        self._loop.submit(
-            request, lambda output: here.call_soon_threadsafe(outputs.put_nowait, output) and None
-        )
+
+        def listen(output: Output) -> None:
+            here.call_soon_threadsafe(outputs.put_nowait, output)
+
+        self._loop.submit(request, listen)
         finished = False
         try:
             while not finished:

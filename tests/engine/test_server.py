@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
-from starlette.testclient import TestClient
 
 from engine_ref.loop import EngineLoop
 from engine_ref.metrics import EngineMetrics
 from engine_ref.server import make_app
 
 from .test_publish import HASHER, core
+
+
+class Client:
+    """Calls an ASGI application in this process."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    def request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """Send one request and return the whole answer."""
+
+        async def send() -> httpx.Response:
+            transport = httpx.ASGITransport(self._app)
+            async with httpx.AsyncClient(transport=transport, base_url="http://engine") as client:
+                return await client.request(method, path, **options)
+
+        return asyncio.run(send())
+
+    def get(self, path: str) -> httpx.Response:
+        """GET."""
+        return self.request("GET", path)
+
+    def post(self, path: str, **options: Any) -> httpx.Response:
+        """POST."""
+        return self.request("POST", path, **options)
 
 
 @pytest.fixture
@@ -24,8 +50,7 @@ def client() -> Iterator[Any]:
     app = make_app(
         loop, metrics, hasher=HASHER, model_name="null", max_model_len=64, vocab_size=32000, dev_mode=True
     )
-    with TestClient(app) as made:
-        yield made
+    yield Client(app)
     assert loop.close()
 
 
