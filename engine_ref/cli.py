@@ -1,0 +1,85 @@
+"""The engine's command line: `trace` plays recorded operations and writes what it observed to stdout."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kvhash._errors import InvalidJsonError, InvalidRequestError, KvHashError
+
+from .trace import play_trace
+from .trace_scheduler import play_run
+
+__all__ = ["main"]
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def cli() -> None:
+    """A reference engine that behaves as vLLM's KV cache manager and scheduler do, without a GPU."""
+
+
+@cli.command()
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path))
+def trace(file: Path) -> None:
+    """Play the recorded operations in FILE (- is stdin) and write what was observed, in the same form, to stdout.
+
+    \b
+    Example:
+      python -m engine_ref trace tests/data/engine/cache_traces.json > observed.json
+    """
+    record = _read(file)
+    for name, play in (("traces", play_trace), ("runs", play_run)):
+        items = record.get(name)
+        if isinstance(items, list):
+            observed = [_play(play, item, f"$.{name}[{i}]") for i, item in enumerate(items)]
+            break
+    else:
+        raise InvalidRequestError('expected an object with a list "traces" or "runs"', at="$")
+    json.dump({"engine": "engine_ref", name: observed}, sys.stdout, separators=(",", ":"))
+    sys.stdout.write("\n")
+
+
+def _play(play: Callable[..., dict[str, Any]], item: Any, at: str) -> dict[str, Any]:
+    try:
+        return play(item, at=at)
+    except KeyError as error:
+        raise InvalidRequestError(f"the recording lacks {error}", at=at) from None
+    except (TypeError, AttributeError, ValueError, IndexError) as error:
+        raise InvalidRequestError(f"the recording cannot be played: {error}", at=at) from error
+
+
+def _read(file: Path) -> dict[str, Any]:
+    data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    try:
+        record = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise InvalidJsonError(f"{file} is not JSON: {error}") from None
+    if not isinstance(record, dict):
+        raise InvalidRequestError(f"expected an object, got {type(record).__name__}", at="$")
+    return record
+
+
+def main() -> int:
+    """Run the command line; returns the exit code."""
+    try:
+        cli(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except click.exceptions.Exit as done:
+        return int(done.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    except KvHashError as error:
+        click.echo(f"error: {error}", err=True)
+        return 4 if error.code.startswith("invalid-json") else 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return 0

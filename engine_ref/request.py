@@ -1,0 +1,145 @@
+"""A request: its tokens, its block hashes, and how far it is computed."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from kvhash.block_hash import ChainValue
+from kvhash.extra_keys import ExtraKeys, Lora, MultimodalItem, event_extra_keys
+from kvhash.hasher import BlockHasher
+
+__all__ = ["Request", "RequestStatus"]
+
+
+class RequestStatus(enum.Enum):
+    """Where a request is in its life."""
+
+    WAITING = "waiting"
+    WAITING_FOR_REMOTE_KVS = "waiting_for_remote_kvs"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED_STOPPED = "stop"
+    FINISHED_LENGTH_CAPPED = "length"
+    FINISHED_ABORTED = "abort"
+    FINISHED_ERROR = "error"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the request will not run again."""
+        return self.name.startswith("FINISHED")
+
+
+class Request:
+    """One request. Constructing it hashes the prompt; appending output tokens extends the hashes.
+
+    ``num_computed_tokens``: tokens whose KV is there or is being computed. ``num_in_flight_tokens``: of these, those
+    planned whose results have not come in. ``num_output_placeholders``: output tokens planned but not yet known
+    (async scheduling). ``spec_token_ids``: draft tokens to verify in the next step.
+
+    Raises what `BlockHasher.chain` raises for bad tokens, salt, adapter, items or embeddings.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence[int],
+        *,
+        hasher: BlockHasher,
+        max_tokens: int = 16,
+        lora: Lora | Mapping[str, Any] | None = None,
+        cache_salt: str | None = None,
+        multimodal: Iterable[MultimodalItem | Mapping[str, Any]] | None = None,
+        prompt_embeds: Any = None,
+        priority: int = 0,
+        arrival_time: float = 0.0,
+        skip_reading_prefix_cache: bool = False,
+        min_tokens: int = 0,
+        eos_token_id: int | None = None,
+        stop_token_ids: Iterable[int] = (),
+    ) -> None:
+        self.request_id = request_id
+        self.num_prompt_tokens = len(prompt_token_ids)
+        self.all_token_ids = list(prompt_token_ids)
+        self.max_tokens = max_tokens
+        self.min_tokens = min_tokens
+        self.eos_token_id = eos_token_id
+        self.stop_token_ids = frozenset(stop_token_ids)
+        self.priority = priority
+        self.arrival_time = arrival_time
+        self.skip_reading_prefix_cache = skip_reading_prefix_cache
+        self.chain = hasher.chain(
+            self.all_token_ids,
+            lora=lora,
+            cache_salt=cache_salt,
+            multimodal=multimodal,
+            prompt_embeds=prompt_embeds,
+        )
+        self.block_hashes: list[ChainValue] = self.chain.block_hashes
+
+        self.status = RequestStatus.WAITING
+        self.stop_reason: int | None = None
+        self.num_computed_tokens = 0
+        self.num_in_flight_tokens = 0
+        self.num_output_placeholders = 0
+        self.num_stale_output_tokens = 0
+        self.drop_stale_output = False
+        self.num_preemptions = 0
+        self.spec_token_ids: list[int] = []
+        self.is_prefill_chunk = False
+        self.shared_prefix_boundary = 0
+        self.num_cached_tokens = 0
+        self.num_external_tokens = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the prompt and of the output so far."""
+        return len(self.all_token_ids)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens of the output so far."""
+        return len(self.all_token_ids) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """The output so far; a copy."""
+        return self.all_token_ids[self.num_prompt_tokens :]
+
+    @property
+    def lora(self) -> Lora | None:
+        """The adapter, if any."""
+        return self.chain.keys.lora
+
+    def append_output(self, token_ids: Sequence[int]) -> None:
+        """Add output tokens and the hashes of the blocks that they complete."""
+        self.block_hashes += self.chain.append(token_ids)
+        self.all_token_ids += token_ids
+
+    def event_extra_keys(self, start: int, end: int) -> ExtraKeys:
+        """Return the extra keys of the tokens `start` to `end` as a block of that span publishes them."""
+        hasher = self.chain.hasher
+        keys = self.chain.keys.block(hasher.contract, start, end + hasher.lookahead)
+        return event_extra_keys(keys, hasher.contract)
+
+    def check_stop(self, max_model_len: int) -> bool:
+        """Set the final status if the last token ends the request; returns whether it did.
+
+        Source: ``check_stop`` of vLLM 0.33.0; ``min_tokens`` is enforced where tokens are chosen, not here.
+        """
+        last = self.all_token_ids[-1]
+        if last == self.eos_token_id:
+            self.status = RequestStatus.FINISHED_STOPPED
+        elif last in self.stop_token_ids:
+            self.status, self.stop_reason = RequestStatus.FINISHED_STOPPED, last
+        elif self.num_tokens >= max_model_len or self.num_output_tokens >= self.max_tokens:
+            self.status = RequestStatus.FINISHED_LENGTH_CAPPED
+        return self.status.is_finished
+
+    def queue_key(self) -> tuple[int, float, str]:
+        """Return what the priority policy orders by: a lower priority value first, then the older request."""
+        return (self.priority, self.arrival_time, self.request_id)
+
+    def __repr__(self) -> str:
+        return f"Request({self.request_id}, {self.status.name}, {self.num_computed_tokens}/{self.num_tokens})"
