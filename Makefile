@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-long check contract format bench clean
+.PHONY: help demo test test-long interop check contract format bench clean
 
 help:
 	@echo "make demo       hash a real prompt and check every hash against recorded vLLM runs"
@@ -12,6 +12,7 @@ help:
 	@echo "make check      formatter, linter and type checker"
 	@echo "make bench      ratios against vLLM's own hashing functions"
 	@echo "make test-long  the tests that take minutes"
+	@echo "make interop    tests against vLLM's own code, which they download"
 
 $(STAMP): pyproject.toml
 	@echo "== setting up $(VENV) (Python packages only; nothing outside this folder is changed)"
@@ -25,11 +26,15 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	@echo "== running the test suite"
-	@$(BIN)/python -m pytest -m "not long"
+	@$(BIN)/python -m pytest -m "not long and not interop"
 
 test-long: $(STAMP)
 	@echo "== running the long tests"
 	@$(BIN)/python -m pytest -m long
+
+interop: $(STAMP)
+	@echo "== against vLLM's own publisher (downloads the vllm package once, into .cache)"
+	@$(BIN)/python -m pytest -m interop tests/interop
 
 check: $(STAMP)
 	@echo "== ruff format, ruff check, mypy"

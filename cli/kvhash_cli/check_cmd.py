@@ -50,7 +50,7 @@ def check(files: tuple[str, ...], quiet: bool, output: str, **options: Any) -> N
                 detail = result.detail if result.error is None else f"[{result.error.code}] {result.error}"
                 if output == "jsonl":
                     record = {"v": 1, "file": name, "id": result.id, "ok": result.ok, "detail": detail}
-                    click.echo(json.dumps(record, ensure_ascii=False))
+                    click.echo(json.dumps(record))
                 else:
                     state = "OK" if result.ok else "FAILED" if result.error is None else "UNREADABLE"
                     click.echo(f"{name}: {result.id}: {state}" + (f" ({detail})" if detail else ""))

@@ -34,7 +34,7 @@ def contract(release: str | None, other: str | None, output: str) -> None:
     value = Contract.for_vllm(release)
     described = _describe(value)
     if output == "jsonl":
-        click.echo(json.dumps({"v": 1, **described}, ensure_ascii=False))
+        click.echo(json.dumps({"v": 1, **described}))
         return
     for name, shown in described.items():
         click.echo(f"{name + ':':<22} {', '.join(shown) if isinstance(shown, list) else shown}")
@@ -43,9 +43,7 @@ def contract(release: str | None, other: str | None, output: str) -> None:
 def _print_changes(rows: tuple[Change, ...], output: str) -> None:
     for row in rows:
         if output == "jsonl":
-            click.echo(
-                json.dumps({"v": 1, "since": str(row.since), "summary": row.summary}, ensure_ascii=False)
-            )
+            click.echo(json.dumps({"v": 1, "since": str(row.since), "summary": row.summary}))
         else:
             click.echo(f"{row.since!s:<8} {row.summary}")
     if not rows and output == "text":

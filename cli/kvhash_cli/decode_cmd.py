@@ -80,7 +80,7 @@ def decode(
                 for event in kept if output != "raw" else []:
                     shown, num_tokens = show_event(event, tokens=tokens, redact=redact)
                     if output == "jsonl":
-                        click.echo(json.dumps(event_record(item, shown, num_tokens), ensure_ascii=False))
+                        click.echo(json.dumps(event_record(item, shown, num_tokens)))
                     else:
                         click.echo(f"#{item.seq} {event_text(shown, num_tokens)}")
             for damage in source.damage:

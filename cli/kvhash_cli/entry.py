@@ -35,10 +35,26 @@ def version_text(program: str) -> str:
     return f"{program} {__version__} (backend: {backend()})\npython {python}; {libraries}"
 
 
+def _print_version(program: str) -> None:
+    if sys.stdout is None:  # type: ignore[redundant-expr, unused-ignore]
+        sys.exit(2)
+    try:
+        print(version_text(program))
+        sys.stdout.flush()
+    except OSError as error:
+        import os
+
+        # Python flushes once more at exit, and must not complain then.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if not isinstance(error, BrokenPipeError):
+            print(f"{program}: error [io]: {error.strerror}", file=sys.stderr)
+            sys.exit(2)
+
+
 def kvhash_main() -> None:
     """Run the ``kvhash`` command."""
     if sys.argv[1:] == ["--version"]:
-        print(version_text("kvhash"))
+        _print_version("kvhash")
         return
     from .main import kvhash
     from .run import run
@@ -49,7 +65,7 @@ def kvhash_main() -> None:
 def kvevents_main() -> None:
     """Run the ``kvevents`` command."""
     if sys.argv[1:] == ["--version"]:
-        print(version_text("kvevents"))
+        _print_version("kvevents")
         return
     from .kvevents import kvevents
     from .run import run

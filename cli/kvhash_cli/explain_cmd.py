@@ -15,6 +15,7 @@ from .options import (
     output_option,
     prompt_options,
     read_request,
+    refuse_prompt,
     request_from_line,
     request_options,
     settings_of,
@@ -40,10 +41,12 @@ def explain(block: int, line: str | None, output: str, **options: Any) -> None:
     Example:
       kvhash explain --tokens '[1,2,3,4]' --block-size 4 --algorithm sha256_cbor --hash-seed 0
     """
+    if line is not None:
+        refuse_prompt(options, "--line")
     request = read_request(options) if line is None else request_from_line(line, settings_of(options))
     explanation = explain_block(request, block)
     if output == "jsonl":
-        click.echo(json.dumps({"v": 1, **explanation.to_json()}, ensure_ascii=False))
+        click.echo(json.dumps({"v": 1, **explanation.to_json()}))
     else:
         _print(explanation)
 
@@ -53,7 +56,7 @@ def _print(e: Explanation) -> None:
     parent = str(e.parent) if isinstance(e.parent, int) else e.parent.hex()
     click.echo(f"block {e.index}: tokens [{e.start}, {e.end})")
     click.echo(f"parent: {parent}")
-    click.echo(f"extra keys: {json.dumps(json_keys(e.extra_keys), ensure_ascii=False)}")
+    click.echo(f"extra keys: {json.dumps(json_keys(e.extra_keys))}")
     click.echo(f"preimage: {len(e.preimage)} bytes of {e.serialization}")
     for segment in e.segments:
         data = segment.data.hex(" ")

@@ -17,6 +17,7 @@ from .options import (
     output_option,
     prompt_options,
     read_prompts,
+    refuse_prompt,
     request_options,
     settings_of,
     settings_options,
@@ -62,6 +63,7 @@ def hash_(output: str, jsonl: str | None, max_line_bytes: int, **options: Any) -
     if jsonl is not None:
         if output not in ("text", "jsonl"):
             raise InvalidRequestError("--jsonl answers in request-line form; leave out -o")
+        refuse_prompt(options, "--jsonl")
         _answer_lines(jsonl, settings_of(options), max_line_bytes)
         return
     prompts = read_prompts(options)
@@ -79,7 +81,7 @@ def _answer_lines(name: str, defaults: dict[str, Any], max_line_bytes: int) -> N
         for result in answer_lines(
             _bounded_lines(lines, max_line_bytes), defaults, max_line_bytes=max_line_bytes
         ):
-            click.echo(json.dumps(result, ensure_ascii=False, separators=(",", ":")))
+            click.echo(json.dumps(result, separators=(",", ":")))
             refused += "error" in result
             answered += "error" not in result
     if not answered and not refused:
@@ -101,12 +103,13 @@ def _bounded_lines(lines: BinaryIO, limit: int) -> Iterator[bytes]:
 
 def _print(request: HashRequest, output: str, identity: str) -> None:
     if output == "jsonl":
-        click.echo(json.dumps({"v": SCHEMA_VERSION, **answer(request)}, ensure_ascii=False))
+        click.echo(json.dumps({"v": SCHEMA_VERSION, **answer(request)}))
         return
     if output == "check":
+        release = str(request.hasher().contract.release)  # "latest" would mean another release some day
         click.echo(
             json.dumps(
-                {"id": identity, **request.to_json(), "expect": _expectation(request)}, ensure_ascii=False
+                {"id": identity, **request.to_json(), "vllm": release, "expect": _expectation(request)}
             )
         )
         return
@@ -121,7 +124,7 @@ def _print(request: HashRequest, output: str, identity: str) -> None:
             shown = str(value) if isinstance(value, int) else f"{value.hex()}  {low64(value)}"
             click.echo(f"{index:>5}  [{index * span}, {(index + 1) * span})  {shown}")
     left = chain.num_tokens - len(chain) * span
-    if output == "text" and left:
+    if output == "text" and (left or not len(chain)):
         click.echo(f"{left} more tokens fill no block", err=True)
 
 

@@ -16,7 +16,15 @@ from kvhash.identify import Identification, request_from_event, seeds_from
 from kvhash.identify import identify as search
 from kvhash.request import HashRequest, parse_json
 
-from .options import output_option, prompt_options, read_prompts, read_value, request_options, settings_of
+from .options import (
+    output_option,
+    prompt_options,
+    read_prompts,
+    read_value,
+    refuse_prompt,
+    request_options,
+    settings_of,
+)
 from .run import EXIT_MISMATCH
 
 __all__ = ["identify"]
@@ -79,12 +87,15 @@ def identify(
     observed: list[Any]
     seen_parent: Any = parent
     if event is not None:
+        refuse_prompt(options, "--event")
+        if hashes is not None:
+            raise InvalidRequestError("--hashes and --event exclude each other", code="no-hashes")
         value = parse_json(read_value(event, "--event"), what="--event")
         if not isinstance(value, dict):
             raise InvalidRequestError("expected a BlockStored event, a JSON object", at="$")
         fields, observed, event_parent = request_from_event(value)
         seen_parent = event_parent if parent is None else parent
-        if not block_sizes and isinstance(value.get("block_size"), int) and value["block_size"] > 0:
+        if not block_sizes and type(value.get("block_size")) is int and value["block_size"] > 0:
             block_sizes = (value["block_size"],)
     else:
         if hashes is None:
@@ -119,8 +130,9 @@ def _hash_list(text: str) -> list[Any]:
     stripped = data.decode("utf-8", "replace").strip() if isinstance(data, bytes) else data.strip()
     if stripped.startswith("["):
         value = parse_json(stripped, what="--hashes")
-        assert isinstance(value, list)
-        return value
+        if isinstance(value, list):
+            return value
+        raise InvalidRequestError(f"expected a list of hashes, got {type(value).__name__}", at="$")
     return stripped.replace(",", " ").split()
 
 
@@ -151,12 +163,14 @@ def _print(result: Identification, output: str) -> None:
             )
         )
         return
+    for note in result.notes:
+        click.echo(note, err=True)
     if not result.matches:
         click.echo("no match")
         click.echo(f"tried {result.tried_text}", err=True)
         return
     for match in result.matches:
-        seed = "not needed (parent given)"
+        seed = "not used"
         if match.seed_known:
             seed = "unset" if match.hash_seed is None else repr(match.hash_seed)
         click.echo(f"match: {match.matched} of {match.observed} observed hashes")

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import click
 
-from kvhash import InvalidRequestError, KvHashError
+from kvhash import InvalidRequestError
 from kvhash.request import HashRequest, parse_json
 
 __all__ = [
@@ -20,15 +20,13 @@ __all__ = [
     "read_file",
     "read_prompts",
     "read_request",
+    "refuse_prompt",
     "request_options",
-    "seed_value",
     "settings_of",
     "settings_options",
 ]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-
-UNSET = "unset"
 
 
 def _stack(*decorators: Callable[[_F], _F]) -> Callable[[_F], _F]:
@@ -147,11 +145,6 @@ def prompt_options(function: _F) -> _F:
     )(function)
 
 
-def seed_value(text: str | None) -> str | None:
-    """Return the seed of an option value: None when the option was left out."""
-    return text
-
-
 def settings_of(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings and request fields that were given, under the names of request lines."""
     names = (
@@ -182,13 +175,18 @@ def settings_of(options: Mapping[str, Any]) -> dict[str, Any]:
 def read_file(name: str) -> bytes:
     """Return the bytes of a file, or of stdin for ``-``."""
     if name == "-":
-        return sys.stdin.buffer.read()
+        with open_lines("-") as lines:
+            return lines.read()
     return Path(name).read_bytes()
 
 
 def open_lines(name: str) -> BinaryIO:
     """Open a file of lines, or stdin for ``-``."""
-    return sys.stdin.buffer if name == "-" else Path(name).open("rb")
+    if name != "-":
+        return Path(name).open("rb")
+    if sys.stdin is None:  # type: ignore[redundant-expr, unused-ignore]
+        raise InvalidRequestError("stdin is closed", code="io")
+    return open(sys.stdin.fileno(), "rb", closefd=False)
 
 
 def read_value(text: str, option: str) -> bytes | str:
@@ -208,6 +206,18 @@ def _json(options: Mapping[str, Any], name: str, option: str) -> Any:
     return None if value is None else parse_json(read_value(value, option), what=option)
 
 
+def refuse_prompt(options: Mapping[str, Any], instead: str) -> None:
+    """Raise InvalidRequestError when a prompt option stands beside `instead`, which brings its own prompt."""
+    for name, option in (
+        ("tokens", "--tokens"),
+        ("text", "--text"),
+        ("chat", "--chat"),
+        ("openai_body", "--request"),
+    ):
+        if options.get(name) is not None:
+            raise InvalidRequestError(f"{option} and {instead} exclude each other", code="no-prompt")
+
+
 def read_prompts(options: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the prompts that the options give, as request fields (tokens, and the salt that a request body holds).
 
@@ -216,7 +226,8 @@ def read_prompts(options: Mapping[str, Any]) -> list[dict[str, Any]]:
     ways = [name for name in ("tokens", "text", "chat", "openai_body") if options.get(name) is not None]
     if len(ways) != 1:
         raise InvalidRequestError(
-            "give the prompt in one way: --tokens, --text, --chat, --request or --jsonl", code="no-prompt"
+            "give the prompt in one way: --tokens, --text, --chat or --request (or lines, see --help)",
+            code="no-prompt",
         )
     if ways == ["tokens"]:
         return [{"tokens": _json(options, "tokens", "--tokens")}]
@@ -298,8 +309,3 @@ def request_from_line(text: str, defaults: Mapping[str, Any]) -> HashRequest:
     from kvhash.request import parse_request
 
     return parse_request(value, defaults)
-
-
-def fail(error: KvHashError) -> None:
-    """Say an error on stderr without ending the command."""
-    click.echo(f"error [{error.code}]: {error}", err=True)

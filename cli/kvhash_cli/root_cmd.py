@@ -42,6 +42,6 @@ def root(vllm: str, algorithm: str, hash_seed: str | None, output: str) -> None:
             "none_hash": json_hash(value),
             "external": str(value if isinstance(value, int) else low64(value)),
         }
-        click.echo(json.dumps(record, ensure_ascii=False))
+        click.echo(json.dumps(record))
     else:
         click.echo(str(value) if isinstance(value, int) else f"{value.hex()}  {low64(value)}")

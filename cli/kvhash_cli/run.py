@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 import warnings
@@ -10,7 +11,7 @@ from typing import TextIO
 
 import click
 
-from kvhash import DecodeError, KvHashError
+from kvhash import KvHashError
 
 __all__ = ["EXIT_CONNECT", "EXIT_DECODE", "EXIT_MISMATCH", "EXIT_USAGE", "run"]
 
@@ -35,6 +36,10 @@ def _say_warning(
 def run(command: click.Command, program: str) -> None:
     """Run a click command as the program's whole life; always raises SystemExit."""
     warnings.showwarning = _say_warning
+    if not isinstance(sys.stdout, io.TextIOWrapper):
+        click.echo(f"{program}: error [io]: stdout is closed", err=True)
+        sys.exit(EXIT_USAGE)
+    sys.stdout.reconfigure(errors="backslashreplace")
     try:
         if f"_{program.upper()}_COMPLETE" in os.environ:
             command.main(prog_name=program)  # shell completion
@@ -59,11 +64,10 @@ def run(command: click.Command, program: str) -> None:
         status = EXIT_USAGE
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
+        with contextlib.suppress(OSError):
+            sys.stdout.flush()
+        with contextlib.suppress(OSError):  # what could not be written is not tried again at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         click.echo(f"{program}: error [io]: {where}{error.strerror or error}", err=True)
         status = EXIT_USAGE
     sys.exit(status if isinstance(status, int) else 0)
-
-
-def decode_status(error: KvHashError) -> int:
-    """Return the exit code of an error when ``--strict`` is on: 4 for undecodable input, 2 for the rest."""
-    return EXIT_DECODE if isinstance(error, DecodeError) else EXIT_USAGE

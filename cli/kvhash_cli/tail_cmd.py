@@ -96,7 +96,7 @@ def tail(output: str, tokens: TokenView, redact: bool, count: int | None, **opti
             for event in kept:
                 shown, num_tokens = show_event(event, tokens=tokens, redact=redact)
                 if output == "jsonl":
-                    click.echo(json.dumps(event_record(record, shown, num_tokens), ensure_ascii=False))
+                    click.echo(json.dumps(event_record(record, shown, num_tokens)))
                 elif output == "text":
                     click.echo(f"{_when(record)} {event_text(shown, num_tokens)}")
                 printed += 1
@@ -125,7 +125,7 @@ def event_text(event: Event, num_tokens: int | None) -> str:
         if event.lora_name:
             parts.append(f"lora {event.lora_name}")
         if event.extra_keys and any(event.extra_keys):
-            parts.append(f"keys {json.dumps(event.extra_keys, default=repr, ensure_ascii=False)}")
+            parts.append(f"keys {json.dumps(event.extra_keys, default=repr)}")
         return ", ".join(part for part in parts if part)
     if isinstance(event, BlockRemoved):
         return f"removed  {_hashes(event.block_hashes)}, {_place(event.medium, event.group_idx)}"

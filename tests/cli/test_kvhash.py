@@ -403,3 +403,135 @@ def test_stdout_carries_only_data(tmp_path: Path) -> None:
     out, _ = run("hash", "--tokens", "[1,2,3,4,5,6]", *GOOD, "--vllm", "0.99.0", "-o", "jsonl")
     records: list[Any] = [json.loads(line) for line in out.splitlines()]
     assert len(records) == 1
+
+
+# --- what once went wrong -------------------------------------------------------------------------------------
+
+
+def test_odd_releases_are_refused_at_once() -> None:
+    """A long text that almost is a release is refused in no time, and other digits than ASCII's are no release."""
+    for text in ("0.33.0" + "a." * 40 + "!", "０.３３.０", "9" * 5000):
+        _, err = run("root", "--vllm", text, status=2)
+        assert err.startswith("kvhash: error [unknown-release]: ")
+        assert len(err) < 300
+
+
+def test_text_that_no_terminal_can_show_does_not_end_the_stream() -> None:
+    """A lone surrogate in an id is answered, and so is the next line; a poor locale changes nothing."""
+    stdin = '{"id":"\\ud800","tokens":[1]}\n{"id":2,"tokens":[1]}\n{"id":1e999,"tokens":[1]}\n'
+    out, _ = run("hash", "--jsonl", "-", stdin=stdin, status=2)
+    assert [json.loads(line).get("id") for line in out.splitlines()] == ["\ud800", 2, None]
+    assert json.loads(out.splitlines()[2])["error"]["code"] == "invalid-json"
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    arguments = [str(KVHASH), "explain", "--tokens", "[1,2,3,4]", *GOOD, "--cache-salt", "漢字"]
+    done = subprocess.run(arguments, capture_output=True, check=False, env=environment)
+    assert done.returncode == 0
+    assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("redirect", ["<&-", ">&-", "> /dev/full"])
+@pytest.mark.parametrize(
+    "command", ["hash --tokens -", "hash --jsonl -", "check -", "diff - -", "--version", "root"]
+)
+def test_closed_and_full_streams(command: str, redirect: str) -> None:
+    """A closed stdin or stdout, or a full disk, is status 2 with a line on stderr, never a traceback."""
+    done = subprocess.run(
+        ["sh", "-c", f"{KVHASH} {command} {redirect}"],
+        input=b"[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16]",
+        capture_output=True,
+        check=False,
+    )
+    assert b"Traceback" not in done.stderr
+    assert b"Exception ignored" not in done.stderr
+    needs_stdin = command not in ("--version", "root")
+    if redirect != "<&-" or needs_stdin:
+        assert done.returncode == 2, done
+
+
+def test_a_line_without_a_block_size_takes_the_commands() -> None:
+    """Null is as if left out, for the counts."""
+    out, _ = run("hash", "--jsonl", "-", *GOOD, stdin='{"tokens":[1,2,3,4],"block_size":null}')
+    assert json.loads(out)["block_hashes"] == [GOOD_HASH]
+
+
+def test_stdin_twice_and_expectations_of_wrong_types() -> None:
+    """`check - -` reads stdin once; an expectation of the wrong type is said as that."""
+    out, _ = run("hash", "--tokens", "[1,2,3,4]", *GOOD, "-o", "check")
+    assert json.loads(out)["vllm"] == "0.33.0"
+    assert run("check", "-", "-", stdin=out)[0] == "-: 0: OK\n"
+    line = '{"tokens":[1],"vllm":"0.9.2","hash_seed":"0","expect":{"none_hash":["x"]}}'
+    out, _ = run("check", "-", stdin=line, status=2)
+    assert "at $.expect.none_hash" in out
+    request, _ = run("hash", "--tokens", "[1,2,3,4]", *GOOD, "-o", "check")
+    assert run("diff", request, request)[0] == "equal: 1 blocks\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--block-size", "0"], "invalid-block-size"),
+        (["--block-size", "-8"], "invalid-block-size"),
+        (["--lookahead", "-1"], "invalid-request"),
+        (["--algorithm", "foo"], "unknown-algorithm"),
+        (["--algorithm", "builtin"], "algorithm-not-reproducible"),
+        (["--algorithm", "xxhash", "--vllm", "0.12.0"], "algorithm-not-in-release"),
+        (["--event", '{"token_ids":[1],"block_hashes":[1]}'], "no-prompt"),
+    ],
+)
+def test_identify_refuses_candidates_that_cannot_be(arguments: list[str], code: str) -> None:
+    """A candidate that makes no sense is an error, not a search without result."""
+    _, err = run("identify", "--tokens", "[1,2,3,4]", "--hashes", "12345678", *arguments, status=2)
+    assert f"error [{code}]" in err
+
+
+def test_identify_says_what_it_could_not_try() -> None:
+    """A 64-bit parent, an adapter without its path and multimodal keys are said, not passed over in silence."""
+    event = {
+        "token_ids": [1, 2, 3, 4],
+        "block_hashes": [GOOD_HASH],
+        "block_size": 4,
+        "parent_block_hash": "123456789",
+    }
+    _, err = run("identify", "--event", json.dumps(event), status=1)
+    assert "64-bit" in err
+    _, err = run(
+        "identify",
+        "--tokens",
+        "[1,2,3,4]",
+        "--block-size",
+        "4",
+        "--lora-name",
+        "sql",
+        "--hashes",
+        "99",
+        status=1,
+    )
+    assert "path" in err
+    multimodal = {**event, "parent_block_hash": None, "extra_keys": [[["img1", 2]]]}
+    _, err = run("identify", "--event", json.dumps(multimodal), status=2)
+    assert "$.extra_keys[0]" in err
+
+
+def test_options_that_contradict_each_other() -> None:
+    """A prompt beside lines that bring their own is refused."""
+    for arguments in (["hash", "--jsonl", "-"], ["explain", "--line", "{}"]):
+        _, err = run(*arguments, "--tokens", "[9]", stdin="{}", status=2)
+        assert "error [no-prompt]" in err
+
+
+def test_diff_names_only_what_is_hashed() -> None:
+    """An adapter's id is no reason where it is not hashed, and a later token is none for an earlier block."""
+    base = {
+        "vllm": "0.33.0",
+        "block_size": 4,
+        "tokens": list(range(16)),
+        "lora": {"name": "a", "path": "/a", "id": 1},
+    }
+    other = {**base, "lora": {**base["lora"], "id": 2}, "tokens": [*range(15), 99]}
+    out, _ = run("diff", json.dumps(base), json.dumps(other), "-o", "jsonl", status=1)
+    assert [reason["code"] for reason in json.loads(out)["reasons"]] == ["token"]
+    salted = {**base, "cache_salt": "t"}
+    out, _ = run(
+        "diff", json.dumps({**salted, "vllm": "0.30.0"}), json.dumps(salted), "-o", "jsonl", status=1
+    )
+    assert json.loads(out)["reasons"][0]["code"] == "recipe"

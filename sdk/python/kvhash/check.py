@@ -43,10 +43,19 @@ def check_lines(lines: Iterable[bytes], defaults: Mapping[str, Any] | None = Non
             expected = check_fields(value.pop("expect", None) or {}, at="$.expect", allowed=_EXPECTED)
             if not expected:
                 raise InvalidRequestError("expected an 'expect' object with hashes to compare", at="$.expect")
+            _check_types(expected)
             detail = _compare(expected, answer(parse_request(value, defaults)))
             yield CheckResult(identity, detail is None, detail)
         except KvHashError as error:
             yield CheckResult(identity, False, error=error)
+
+
+def _check_types(expected: Mapping[str, Any]) -> None:
+    for name, value in expected.items():
+        good = isinstance(value, (str, dict)) if name == "none_hash" else isinstance(value, list)
+        if not good:
+            what = "a hash" if name == "none_hash" else "a list"
+            raise InvalidRequestError(f"expected {what}, got {type(value).__name__}", at=f"$.expect.{name}")
 
 
 def _compare(expected: Mapping[str, Any], got: Mapping[str, Any]) -> str | None:

@@ -39,7 +39,7 @@ class NewerReleaseWarning(UserWarning):
 
 _RELEASE = re.compile(
     r"v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?(?:\.(\d{1,6}))?"
-    r"(?:[-_.]?(?:a|b|rc|alpha|beta|pre|post|dev)[-_.]?\d*)*(?:\+[a-z0-9._-]*)?",
+    r"(?:[-_.]?(?:alpha|beta|pre|post|dev|rc|a|b)[-_.]?\d{0,9}){0,4}(?:\+[a-z0-9._-]*)?",
     re.IGNORECASE | re.ASCII,
 )
 
@@ -58,10 +58,10 @@ class Release:
     @classmethod
     def parse(cls, text: str) -> Release:
         """Read ``0.31.0``, ``v0.31``, ``0.10.1.1``, ``0.31.0rc2.dev7+g1234``; raises UnknownReleaseError."""
-        match = _RELEASE.fullmatch(text.strip()) if isinstance(text, str) else None
+        match = _RELEASE.fullmatch(text.strip()) if isinstance(text, str) and len(text) <= 100 else None
         if match is None:
             raise UnknownReleaseError(
-                f"{text!r} is not a vLLM release; expected one such as {NEWEST!s} or 'latest'"
+                f"{text!r:.60} is not a vLLM release; expected one such as {NEWEST!s} or 'latest'"
             )
         return cls(int(match[1]), int(match[2]), int(match[3] or 0))
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from .block_hash import ChainValue, json_hash, low64
-from .extra_keys import json_keys
+from .contract import Contract
+from .extra_keys import RequestKeys, json_keys
 from .request import HashRequest
 
 __all__ = ["Difference", "diff_hashes", "diff_requests"]
@@ -63,7 +64,7 @@ def diff_requests(left: HashRequest, right: HashRequest) -> Difference:
     first = common if common < min(len(a), len(b)) else None
     reasons = []
     if first is not None:
-        reasons = _settings_reasons(left, right) + _token_reasons(left, right)
+        reasons = _settings_reasons(left, right) + _token_reasons(left, right, first)
         if not reasons or reasons[0][0] not in ("block-size", "chain-values"):
             reasons += _key_reasons(left, right, first)
         if not reasons:
@@ -101,7 +102,8 @@ def _settings_reasons(left: HashRequest, right: HashRequest) -> list[tuple[str, 
                 f"{one.contract.release} chains integers or bytes otherwise than {two.contract.release}",
             )
         )
-    if one.none_hash != two.none_hash and one.algorithm == two.algorithm:
+    same_values = one.contract.chain_values == two.contract.chain_values
+    if one.none_hash != two.none_hash and one.algorithm == two.algorithm and same_values:
         seeds = [
             "unset" if request.hash_seed is None else repr(request.hash_seed) for request in (left, right)
         ]
@@ -112,20 +114,29 @@ def _settings_reasons(left: HashRequest, right: HashRequest) -> list[tuple[str, 
                 f"{two.contract.release}), so every block differs",
             )
         )
+    keyed = any(
+        not RequestKeys(r.lora, r.cache_salt, r.multimodal, r.prompt_embeds).empty for r in (left, right)
+    )
+    if keyed and _key_shape(one.contract) != _key_shape(two.contract):
+        reasons.append(
+            ("recipe", f"{one.contract.release} and {two.contract.release} write extra keys differently")
+        )
     if one.lookahead != two.lookahead:
         reasons.append(("lookahead", f"look-ahead {one.lookahead} on one side, {two.lookahead} on the other"))
     return reasons
 
 
-def _token_reasons(left: HashRequest, right: HashRequest) -> list[tuple[str, str]]:
+def _key_shape(contract: Contract) -> tuple[object, ...]:
+    return (contract.tagged_keys, contract.lora_key, contract.multimodal_key, contract.prompt_embeds_key)
+
+
+def _token_reasons(left: HashRequest, right: HashRequest, first: int) -> list[tuple[str, str]]:
     span = left.hasher().span
     at = _common(left.tokens, right.tokens)
     if at == min(len(left.tokens), len(right.tokens)):
         return []
-    if left.hasher().span == right.hasher().span:
-        compared = min(len(left.tokens), len(right.tokens)) // span * span + left.lookahead
-        if at >= compared:
-            return []
+    if left.hasher().span == span == right.hasher().span and at >= (first + 1) * span + left.lookahead:
+        return []  # the difference lies behind the block in question
     for name, longer, shorter in (
         ("first", left.tokens, right.tokens),
         ("second", right.tokens, left.tokens),
@@ -161,7 +172,8 @@ def _key_reasons(left: HashRequest, right: HashRequest, first: int) -> list[tupl
     if left.lora != right.lora:
         for name in ("name", "path", "id"):
             a, b = (getattr(request.lora, name, None) for request in (left, right))
-            if a != b:
+            hashed = any(name in request.hasher().contract.lora_key.split("_") for request in (left, right))
+            if a != b and hashed:
                 reasons.append((f"lora-{name}", f"LoRA {name} {a!r} on one side, {b!r} on the other"))
     keys = [request.chain().extra_keys() for request in (left, right)]
     a, b = (list_[first] if first < len(list_) else None for list_ in keys)

@@ -7,11 +7,13 @@ Releases that hash this request alike are tried once and reported as one range.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ._checks import check_int
 from ._errors import InvalidRequestError, UnknownRootError
 from .block_hash import low64
+from .block_size import check_block_size
 from .contract import ALGORITHMS, CHANGES, NEWEST, Algorithm, Contract, Release
 from .extra_keys import ExtraKeys, RequestKeys
 from .hasher import HashFunction, none_hash
@@ -101,13 +103,20 @@ class Identification:
     hash_seeds: tuple[str | None, ...]
     block_sizes: tuple[int, ...]
     releases: tuple[Release, ...] = field(repr=False)
+    notes: tuple[str, ...] = ()
+    exact: bool = False
+
+    @property
+    def _release_range(self) -> str:
+        first, last = self.releases[0], self.releases[-1]
+        return str(first) if first == last and self.exact else f"{first} to {last if self.exact else NEWEST}"
 
     @property
     def tried_text(self) -> str:
         """What was tried, in words."""
         seeds = ", ".join("unset" if seed is None else repr(seed) for seed in self.hash_seeds)
         return (
-            f"{self.tried} chains: releases {self.releases[0]} to {NEWEST}, algorithms {', '.join(self.algorithms)}, "
+            f"{self.tried} combinations: releases {self._release_range}, algorithms {', '.join(self.algorithms)}, "
             f"seeds {seeds}, block sizes {', '.join(map(str, self.block_sizes))}, and the known mistakes"
         )
 
@@ -181,6 +190,7 @@ class _Recipe:
     tokens: Callable[[tuple[int, ...]], tuple[int, ...]] = lambda tokens: tokens
     request: Callable[[RequestKeys], RequestKeys | None] = lambda keys: keys
     needs_keys: bool = False
+    rootless: bool = False
     needs_tag: str | None = None
 
 
@@ -260,12 +270,19 @@ _MISTAKES: tuple[_Recipe, ...] = (
         root=_seed_with("\n"),
     ),
     _Recipe(
-        ("root-none", "block 0 has None as its parent; vLLM puts NONE_HASH there"), root=lambda *_: _NULL_ROOT
+        ("root-none", "block 0 has None as its parent; vLLM puts NONE_HASH there"),
+        root=lambda *_: _NULL_ROOT,
+        rootless=True,
     ),
-    _Recipe(("root-empty", "block 0 has an empty parent; vLLM puts NONE_HASH there"), root=lambda *_: b""),
+    _Recipe(
+        ("root-empty", "block 0 has an empty parent; vLLM puts NONE_HASH there"),
+        root=lambda *_: b"",
+        rootless=True,
+    ),
     _Recipe(
         ("root-zero", "block 0 has a parent of zeros; vLLM puts NONE_HASH there"),
         root=lambda _function, root, _seed: bytes(len(root)) if isinstance(root, bytes) else 0,
+        rootless=True,
     ),
     _Recipe(
         ("not-chained", "each block was hashed onto NONE_HASH; vLLM chains each onto the one before"),
@@ -365,21 +382,20 @@ class _Search:
     lookahead: int
     observed: tuple[int | bytes, ...]
     parent: bytes | int | None
-    first_block: int
     limit: int | None
+    cache: dict[Any, Any] = field(default_factory=dict)
+    notes: dict[str, None] = field(default_factory=dict)
 
-    def chain(
-        self,
-        function: HashFunction,
-        contract: Contract,
-        root: Any,
-        span: int,
-        recipe: _Recipe,
-        cache: dict[Any, list[Any]],
-    ) -> list[Any]:
+    def best(
+        self, name: str, function: HashFunction, contract: Contract, root: Any, span: int, recipe: _Recipe
+    ) -> tuple[int, str, tuple[str, str] | None] | None:
+        """Return how many observed hashes the candidate gives, in which form, by which mistake; None if it is none.
+
+        Releases that hash these tokens alike share one answer.
+        """
         keys = recipe.request(self.keys)
         if keys is None:
-            return []
+            return None
         tokens = recipe.tokens(self.tokens)
         count = max(0, len(tokens) - self.lookahead) // span
         if self.limit is not None:
@@ -388,36 +404,48 @@ class _Search:
         if not keys.empty or self.lookahead:
             tagged = recipe.needs_tag is None
             for i in range(count):
-                start = (self.first_block + i) * span
+                start = i * span
                 own = keys.block(contract, start, start + span + self.lookahead)
                 tagged = tagged or _has_tag(own, recipe.needs_tag)
-                own = recipe.keys(self.first_block + i, own)
+                own = recipe.keys(i, own)
                 after = tokens[(i + 1) * span : (i + 1) * span + self.lookahead]
                 block_keys[i] = (own, *after) if self.lookahead else own
             if not tagged:
-                return []
+                return None
         elif recipe.needs_keys:
-            return []
+            return None
         else:
-            block_keys = [recipe.keys(self.first_block + i, None) for i in range(count)]
-        identity = (
-            id(recipe),
-            contract.chain_values,
-            root if not isinstance(root, Ref) else None,
-            span,
-            tuple(block_keys),
-        )
-        if identity in cache:
-            return cache[identity]
+            block_keys = [recipe.keys(i, None) for i in range(count)]
+        if not count:
+            return None
+        known = root if not isinstance(root, Ref) else None
+        identity = (name, id(recipe), contract.chain_values, known, span, tuple(block_keys))
+        if identity not in self.cache:
+            values = self._values(function, root, tokens, span, block_keys, recipe)
+            self.cache[identity] = _best_form(values, self.observed, recipe.mistake)
+        answer: tuple[int, str, tuple[str, str] | None] = self.cache[identity]
+        return answer
+
+    def _values(
+        self,
+        function: HashFunction,
+        root: Any,
+        tokens: tuple[int, ...],
+        span: int,
+        block_keys: list[ExtraKeys],
+        recipe: _Recipe,
+    ) -> list[Any]:
         values: list[Any] = []
         parent: Any = None if root is _NULL_ROOT else root
         first = parent
-        for i in range(count):
+        for i, keys in enumerate(block_keys):
             block = tokens[i * span : (i + 1) * span]
-            value = function(recipe.preimage(parent, block, block_keys[i]))
+            if recipe is _CORRECT and keys is None:
+                value: Any = function.plain_block(parent, list(block))
+            else:
+                value = function(recipe.preimage(parent, block, keys))
             values.append(value)
             parent = recipe.parent(value) if recipe.chained else first
-        cache[identity] = values
         return values
 
 
@@ -450,9 +478,10 @@ def identify(
     """
     if not observed:
         raise InvalidRequestError("expected at least one observed hash", at="$.block_hashes")
-    names = tuple(algorithms) if algorithms is not None else tuple(ALGORITHMS)
-    seeds = tuple(hash_seeds) if hash_seeds is not None else DEFAULT_SEEDS
-    sizes = tuple(dict.fromkeys(block_sizes if block_sizes is not None else DEFAULT_BLOCK_SIZES))
+    check_int(request.lookahead, at="$.lookahead", what="the look-ahead", minimum=0, maximum=1 << 16)
+    seeds = tuple(dict.fromkeys(hash_seeds)) if hash_seeds is not None else DEFAULT_SEEDS
+    given = block_sizes if block_sizes is not None else DEFAULT_BLOCK_SIZES
+    sizes = tuple(dict.fromkeys(map(check_block_size, given)))
     usable = tuple(size for size in sizes if size + request.lookahead <= len(request.tokens))
     if not usable:
         raise InvalidRequestError(
@@ -461,19 +490,24 @@ def identify(
         )
     contracts = None if releases is None else [Contract.for_vllm(release) for release in releases]
     classes = _contract_classes(contracts)
-    keys = RequestKeys(request.lora, request.cache_salt, request.multimodal, request.prompt_embeds)
+    names = tuple(algorithms) if algorithms is not None else tuple(ALGORITHMS)
+    for name in names if algorithms is not None else ():
+        if not any(name in contract.algorithms for contract, _, _ in classes):
+            classes[-1][0].algorithm(name)  # raises, and says what there is
+    # Tokens from the middle of a prompt never hold block 0, where the salt would be.
+    salt = request.cache_salt if parent is None else None
+    keys = RequestKeys(request.lora, salt, request.multimodal, request.prompt_embeds)
     recipes = [_CORRECT, *_MISTAKES]
     if request.cache_salt:
         recipes.append(_salt_everywhere(request.cache_salt))
     wanted = tuple(_normalize_observed(value) for value in observed)
-    search = _Search(
-        request.tokens, keys, request.lookahead, wanted, parent, 0 if parent is None else 1, _QUICK_BLOCKS
-    )
+    root = None if parent is None else _normalize_observed(parent)
+    search = _Search(request.tokens, keys, request.lookahead, wanted, root, _QUICK_BLOCKS)
     tried = 0
     found: dict[Any, tuple[int, list[tuple[Release, Release | None]]]] = {}
     passes = [(search, recipes)]
     if len(request.tokens) // min(usable) > _QUICK_BLOCKS:
-        passes.append((_Search(*_without_limit(search)), [_CORRECT]))
+        passes.append((replace(search, limit=None, cache={}), [_CORRECT]))
     for current, current_recipes in passes:
         total = len(names) * len(classes)
         for done, (algorithm, candidate) in enumerate(_pairs(names, classes)):
@@ -489,25 +523,29 @@ def identify(
         if any(matched == len(wanted) for matched, _ in found.values()):
             break
     matches = [
-        Match(_merge(ranges), name, seed, parent is None, size, form, mistake, matched, len(wanted))
-        for (name, seed, size, form, mistake), (matched, ranges) in found.items()
+        Match(_merge(ranges), name, seed, known and parent is None, size, form, mistake, matched, len(wanted))
+        for (name, seed, known, size, form, mistake), (matched, ranges) in found.items()
     ]
     matches.sort(key=lambda m: (-m.matched, m.mistake is not None, m.block_size, m.hash_seed is not None))
     best_count = matches[0].matched if matches else 0
     clean = [m for m in matches if m.mistake is None and m.matched == best_count]
     kept = clean or [m for m in matches if m.matched == best_count]
-    return Identification(tuple(kept), tried, names, seeds, usable, tuple(first for _, first, _ in classes))
-
-
-def _without_limit(search: _Search) -> tuple[Any, ...]:
-    return (
-        search.tokens,
-        search.keys,
-        search.lookahead,
-        search.observed,
-        search.parent,
-        search.first_block,
-        None,
+    if isinstance(root, int) and not kept:
+        search.notes[
+            "the parent is a 64-bit value, while vLLM chains the whole digest from 0.10.2 on: give the digest, or the "
+            "prompt from its first token"
+        ] = None
+    if 0 < best_count < len(wanted):
+        search.notes[f"only {best_count} of {len(wanted)} observed hashes come out"] = None
+    return Identification(
+        tuple(kept),
+        tried,
+        names,
+        seeds,
+        usable,
+        tuple(first for _, first, _ in classes),
+        tuple(search.notes),
+        contracts is not None,
     )
 
 
@@ -531,24 +569,24 @@ def _try(
     """Yield ((algorithm, seed, block size, form, mistake), how many observed hashes it gives) for each candidate."""
     algorithm: Algorithm = contract.algorithm(name)
     function = HashFunction(algorithm, contract)
-    cache: dict[Any, list[Any]] = {}
     if search.lookahead and not contract.lookahead:
         return
-    for seed, root in _roots(search, contract, algorithm, seeds):
+    for number, (seed, root) in enumerate(_roots(search, contract, algorithm, seeds)):
         for size in sizes:
             for recipe in recipes:
+                if recipe.rootless and number:
+                    continue
                 try:
                     start = recipe.root(function, root, seed)
-                    values = (
-                        [] if start is None else search.chain(function, contract, start, size, recipe, cache)
+                    best = (
+                        None if start is None else search.best(name, function, contract, start, size, recipe)
                     )
-                except InvalidRequestError:  # this release needs a part of the adapter that was not given
+                except InvalidRequestError as error:
+                    search.notes[f"not tried: {error}"] = None
                     continue
-                if not values:
-                    continue
-                best = _best_form(values, search.observed, recipe.mistake)
-                key = (name, seed, size, best[1], best[2])
-                yield key, best[0]
+                if best is not None:
+                    known = not recipe.rootless
+                    yield (name, seed if known else None, known, size, best[1], best[2]), best[0]
 
 
 def _roots(
@@ -603,7 +641,14 @@ def request_from_event(event: Mapping[str, Any]) -> tuple[dict[str, Any], list[A
         fields.setdefault("lora", {})["id"] = event["lora_id"]
     published = event.get("extra_keys")
     if isinstance(published, list) and published and isinstance(published[0], list):
-        texts = [key for key in published[0] if isinstance(key, str) and key != event.get("lora_name")]
-        if texts and event.get("parent_block_hash") is None:
-            fields["cache_salt"] = texts[-1]
+        keys = list(published[0])
+        if keys and keys[0] == event.get("lora_name"):
+            keys = keys[1:]
+        if len(keys) > 1 or any(not isinstance(key, str) for key in keys):
+            raise InvalidRequestError(
+                "the block's extra keys are not a salt alone; give the tokens, and what they are, as options",
+                at="$.extra_keys[0]",
+            )
+        if keys and event.get("parent_block_hash") is None:
+            fields["cache_salt"] = keys[0]
     return fields, event["block_hashes"], event.get("parent_block_hash")

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ._checks import check_fields, check_text, normalize_tokens
-from ._errors import InvalidRequestError, MissingDependencyError, TokenizerError
+from ._checks import check_text, normalize_tokens
+from ._errors import InvalidRequestError, InvalidSaltError, MissingDependencyError, TokenizerError
 
 __all__ = ["ContentFormat", "PromptTokens", "Tokenizer", "tokens_from_openai"]
 
@@ -238,8 +238,8 @@ def _mentions_content(node: Any, names: set[str]) -> bool:
     return isinstance(node, nodes.Name) and node.name in names
 
 
-_CHAT_FIELDS = (
-    "messages",
+#: Fields of a chat request that reach the template or the tokenizer.
+_CHAT_OPTIONS = (
     "tools",
     "chat_template",
     "chat_template_kwargs",
@@ -247,7 +247,6 @@ _CHAT_FIELDS = (
     "add_generation_prompt",
     "continue_final_message",
     "add_special_tokens",
-    "cache_salt",
 )
 
 
@@ -259,14 +258,15 @@ def tokens_from_openai(
     A completions prompt may be text, token ids, or a list of either; token ids need no `tokenizer` (None). Sampling
     and other fields that do not reach the prompt are ignored. Raises InvalidRequestError or TokenizerError.
     """
-    check_fields(body, at="$", allowed=tuple(body))
+    if not isinstance(body, Mapping):
+        raise InvalidRequestError(f"expected a request body, got {type(body).__name__}", at="$")
     salt = body.get("cache_salt")
     if salt is not None:
-        check_text(salt, at="$.cache_salt", what="the cache salt")
+        check_text(salt, at="$.cache_salt", what="the cache salt", error=InvalidSaltError)
     if "messages" in body:
         if tokenizer is None:
             raise InvalidRequestError("a chat needs a tokenizer (--model)", at="$.messages")
-        options = {name: body[name] for name in _CHAT_FIELDS[1:-1] if body.get(name) is not None}
+        options = {name: body[name] for name in _CHAT_OPTIONS if body.get(name) is not None}
         if options.get("continue_final_message") and "add_generation_prompt" not in options:
             options["add_generation_prompt"] = False
         chat = tokenizer.encode_chat(body["messages"], content_format=content_format, **options)

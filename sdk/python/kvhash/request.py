@@ -77,7 +77,7 @@ class HashRequest:
             num_tokens=len(ids),
         )
         settings = {name: items[name] for name in _SETTINGS if name in items}
-        for name in ("block_size", "lookahead", "decode_context_parallel_size"):
+        for name in _COUNTS:
             if settings.get(name, 0) is None:
                 del settings[name]
         if "vllm" in settings:
@@ -153,6 +153,8 @@ class HashRequest:
 
 
 _FIELDS = tuple(f.name for f in fields(HashRequest))
+#: Where null means left out; for ``hash_seed`` and what a request adds, null is a value.
+_COUNTS = ("block_size", "lookahead", "decode_context_parallel_size")
 _SETTINGS = ("vllm", "algorithm", "hash_seed", "block_size", "lookahead", "decode_context_parallel_size")
 
 
@@ -189,6 +191,13 @@ def _no_constant(text: str) -> Any:
     raise InvalidJsonError(f"{text} is not JSON")
 
 
+def _finite(text: str) -> float:
+    value = float(text)
+    if value in (float("inf"), float("-inf")):
+        raise InvalidJsonError(f"{text[:20]} is beyond any number")
+    return value
+
+
 def parse_json(data: bytes | str, *, what: str = "the line") -> Any:
     """Read one strict JSON text: UTF-8, no field twice, no NaN, bounded nesting.
 
@@ -200,7 +209,9 @@ def parse_json(data: bytes | str, *, what: str = "the line") -> Any:
         except UnicodeDecodeError as error:
             raise InvalidEncodingError(f"{what} is not UTF-8: {error.reason} at byte {error.start}") from None
     try:
-        return json.loads(data, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+        return json.loads(
+            data, object_pairs_hook=_no_duplicates, parse_constant=_no_constant, parse_float=_finite
+        )
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}" if "\n" in data else f"column {error.colno}"
         raise InvalidJsonError(f"{what} is not JSON: {error.msg}, at {where}") from None
@@ -217,7 +228,8 @@ def parse_request(
     value = parse_json(line) if isinstance(line, (bytes, str)) else line
     if not isinstance(value, Mapping):
         raise InvalidRequestError(f"expected a JSON object, got {type(value).__name__}", at="$")
-    return HashRequest.of({**(defaults or {}), **{k: v for k, v in value.items() if k != "id"}})
+    given = {k: v for k, v in value.items() if k != "id" and not (v is None and k in _COUNTS)}
+    return HashRequest.of({**(defaults or {}), **given})
 
 
 def answer(request: HashRequest) -> dict[str, Any]:
@@ -251,9 +263,9 @@ def answer_lines(
             continue
         identity: Any = None
         try:
-            if len(line) > max_line_bytes:
+            if len(line.rstrip(b"\r\n")) > max_line_bytes:
                 raise LineTooLongError(
-                    f"the line has {len(line)} bytes; at most {max_line_bytes} are read (raise the limit to hash it)"
+                    f"the line has more than the {max_line_bytes} bytes that are read (raise the limit to hash it)"
                 )
             value = parse_json(line)
             if not isinstance(value, dict):

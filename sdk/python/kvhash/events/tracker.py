@@ -210,7 +210,9 @@ class PublisherTracker:
         if order == "new":
             return self._begin_anew(message, now)
         if order != "old" and not self._is_behind(message.seq):
-            self._held.setdefault(message.seq, message)
+            held = self._held.get(message.seq)
+            if held is None or (held.payload != message.payload and _ts(held) < _ts(message)):
+                self._held[message.seq] = message
         return self._advance(now)
 
     def tick(self, now: float) -> list[Record]:
@@ -405,6 +407,10 @@ class PublisherTracker:
         assert self.expected is not None
         while self.expected in self._held:
             message = self._held.pop(self.expected)
+            if self._former_until is not None and _ts(message) < self._floor:
+                # It came while its place was empty, but is older than the batch before it: of a former life.
+                yield Stale(self.endpoint, self.rank, message.seq)
+                return
             seq = self.expected
             self.expected = following(seq)
             self._last_seq = seq
