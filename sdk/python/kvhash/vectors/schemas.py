@@ -14,7 +14,7 @@ _HEX = {"type": "string", "pattern": "^([0-9a-f]{2})*$"}
 _DECIMAL = {"type": "string", "pattern": "^-?(0|[1-9][0-9]*)$"}
 _RELEASE = {"type": "string", "pattern": "^[0-9]+\\.[0-9]+\\.[0-9]+$"}
 _COUNT = {"type": "integer", "minimum": 0}
-_ID = {"type": "string", "pattern": "^[a-z_]+/[A-Za-z0-9.-]+/[0-9.]+$"}
+_ID = {"type": "string", "pattern": "^[a-z_]+/[A-Za-z0-9._-]+/[0-9.]+$"}
 _CODES = {
     "type": "object",
     "properties": {
