@@ -12,7 +12,7 @@ from kvhash import KvHashError, answer, parse_request
 from kvhash.contract import ALGORITHMS, CHANGES, Release
 
 from .inputs import expand, tokens
-from .mistakes import wrong_values
+from .mistakes import MISTAKES, wrong_values
 from .plain import PlainHasher
 from .record import vector
 from .releases import NEWEST_TEXT, OLDEST_TEXT, Range, ranges, since_of
@@ -23,7 +23,7 @@ Vectors = dict[str, list[dict[str, Any]]]
 
 #: Codes that mean one refusal; a program may say the general one.
 _GENERAL = "invalid-request"
-_PLAIN_FIELDS = ("algorithm", "hash_seed", "block_size", "tokens")
+_LINE_CODES = ("invalid-json", _GENERAL)
 #: Preimages longer than this are left out: the digest says as much.
 _MAX_SERIALIZED = 600
 
@@ -80,7 +80,7 @@ class RequestMaker:
         right = None if "error" in found.answer else found.answer
         asked = expand({**request, "vllm": str(found.since)})
         known_root = right is not None or "unknown-root" in found.answer["error"]["codes"]
-        wrong = wrong_values(asked, right) if known_root else {}
+        wrong = self._wrong(asked, right, all_wrong) if known_root else {}
         serialized = root = None
         if right is not None:
             plain = PlainHasher(asked)
@@ -104,17 +104,18 @@ class RequestMaker:
                 expected=found.answer,
                 serialized=serialized,
                 serialized_root=root,
-                wrong=self._chosen(wrong, all_wrong) or None,
+                wrong=wrong or None,
             )
         )
 
-    def _chosen(self, wrong: dict[str, str], everything: bool) -> dict[str, str]:
-        """Return some of the wrong values: those of the mistakes that the fewest vectors show so far."""
-        names = sorted(wrong, key=lambda name: (self._shown.get(name, 0), name))
-        names = names[: self._most_wrong if everything else self._wrong_per_vector]
-        for name in names:
+    def _wrong(self, request: dict[str, Any], right: dict[str, Any] | None, more: bool) -> dict[str, str]:
+        """Return some wrong values: first those of the mistakes that the fewest vectors show so far."""
+        order = sorted(MISTAKES, key=lambda name: (self._shown.get(name, 0), name))
+        most = self._most_wrong if more else self._wrong_per_vector
+        wrong = wrong_values(request, right, order=order, most=most)
+        for name in wrong:
             self._shown[name] = self._shown.get(name, 0) + 1
-        return {name: wrong[name] for name in names}
+        return wrong
 
 
 # --- the recorded cases ---------------------------------------------------------------------------------------
@@ -431,7 +432,8 @@ def _line_vector(slug: str, name: str, line: str, flags: list[str]) -> dict[str,
         since=NEWEST_TEXT,
         result="invalid" if error else "valid",
         input={"line": line, "vllm": []},
-        expected={"error": {"codes": [error["code"]]}} if error else result,
+        # JSON that is no object: whether that is bad JSON for a request line or a bad request is a matter of words.
+        expected={"error": {"codes": sorted({error["code"], *_LINE_CODES})}} if error else result,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any
 
 __all__ = ["byte_stream", "expand", "tokens"]
@@ -24,12 +25,17 @@ def byte_stream(seed: str) -> Iterator[bytes]:
 
 def tokens(seed: str, count: int, vocabulary: int) -> list[int]:
     """Return `count` token ids, each 0 to `vocabulary` - 1."""
+    return list(_tokens(seed, count, vocabulary))
+
+
+@lru_cache(maxsize=16)
+def _tokens(seed: str, count: int, vocabulary: int) -> tuple[int, ...]:
     ids: list[int] = []
     blocks = byte_stream(seed)
     while len(ids) < count:
         block = next(blocks)
         ids += [int.from_bytes(block[i : i + 4], "big") % vocabulary for i in range(0, 32, 4)]
-    return ids[:count]
+    return tuple(ids[:count])
 
 
 def expand(value: Any) -> Any:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 import pickle
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import cbor2
 
-from kvhash.contract import CHANGES, Contract, Release
+from kvhash.contract import ALGORITHMS, Contract, Release
 from kvhash.serialize import Value, encode_cbor
 from kvhash.serialize.pickle5 import _Writer
 
@@ -24,15 +24,17 @@ __all__ = ["MISTAKES", "Mistake", "wrong_values"]
 
 
 class Mistake(PlainHasher):
-    """Base of the wrong hashers: ``name`` is its stable name, ``said`` tells a port's author what it does."""
+    """Base of the wrong hashers: ``name`` is its stable name, ``said`` tells a port's author what it does.
+
+    ``shows_in``: the request's fields of which one must be there for the mistake to show (empty: none needs to);
+    ``serialization``: the one that it is about, if it is about one.
+    """
 
     name = ""
+    shows_in: tuple[str, ...] = ()
+    serialization = ""
     said = ""
     cost = "every lookup misses"
-
-
-def _hashes_of(change_field: str) -> tuple[Release, ...]:
-    return tuple(change.since for change in CHANGES if change_field in change.hashes)
 
 
 # --- published values
@@ -262,6 +264,7 @@ class ContextParallelIgnored(Mistake):
     """Mistake `context-parallel-ignored`."""
 
     name = "context-parallel-ignored"
+    shows_in = ("decode_context_parallel_size",)
     said = "hashes per block; with decode context parallelism D a hash covers D times as many tokens"
 
     def context_parallel(self) -> int:
@@ -285,6 +288,7 @@ class PickleList(Mistake):
     """Mistake `tokens-as-list`."""
 
     name = "tokens-as-list"
+    serialization = "pickle5"
     said = "pickles the tokens as a list; vLLM hashes a tuple"
 
     def block_tokens(self, tokens: list[int]) -> Any:
@@ -316,6 +320,7 @@ class WideIntegers(Mistake):
     """Mistake `cbor-integers-not-shortest`."""
 
     name = "cbor-integers-not-shortest"
+    serialization = "cbor"
     said = "writes CBOR integers in 4 bytes always; canonical CBOR takes the shortest head"
 
     def serialize(self, value: Any) -> bytes:
@@ -360,6 +365,8 @@ class NegativeOffByOne(Mistake):
     """Mistake `cbor-negative-off-by-one`."""
 
     name = "cbor-negative-off-by-one"
+    serialization = "cbor"
+    shows_in = ("multimodal",)
     said = "writes a negative CBOR integer n as -n; right is -1 - n"
     cost = "misses where an image continues from the block before"
 
@@ -377,6 +384,7 @@ class PickleProtocol4(Mistake):
     """Mistake `pickle-protocol-4`."""
 
     name = "pickle-protocol-4"
+    serialization = "pickle5"
     said = "writes pickle protocol 4; vLLM's hash uses 5"
 
     def serialize(self, value: Any) -> bytes:
@@ -388,6 +396,7 @@ class PickleUnframed(Mistake):
     """Mistake `pickle-without-frame`."""
 
     name = "pickle-without-frame"
+    serialization = "pickle5"
     said = "leaves out the frame header of pickle"
 
     def serialize(self, value: Any) -> bytes:
@@ -399,6 +408,7 @@ class PickleUnsigned32(Mistake):
     """Mistake `pickle-binint-unsigned`."""
 
     name = "pickle-binint-unsigned"
+    serialization = "pickle5"
     said = "writes ids of 2^31 to 2^32 - 1 as BININT; that is signed, so they are LONG1"
     cost = "misses for token ids of 2^31 and more"
 
@@ -434,6 +444,7 @@ class PickleOneFrame(Mistake):
     """Mistake `pickle-one-frame`."""
 
     name = "pickle-one-frame"
+    serialization = "pickle5"
     said = "writes one pickle frame whatever its size; a frame closes once it holds 64 KiB"
     cost = "misses with very large blocks or keys"
 
@@ -454,6 +465,8 @@ class NoBackReference(Mistake):
     """Mistake `pickle-no-back-reference`."""
 
     name = "pickle-no-back-reference"
+    serialization = "pickle5"
+    shows_in = ("multimodal",)
     said = "writes the tag 'mm' out again for the second image of a block; pickle writes a back-reference"
     cost = "misses for blocks with two images"
 
@@ -465,6 +478,8 @@ class EqualTextsShared(Mistake):
     """Mistake `pickle-equal-texts-shared`."""
 
     name = "pickle-equal-texts-shared"
+    serialization = "pickle5"
+    shows_in = ("multimodal",)
     said = "writes a back-reference for an equal text; only the same object gives one"
     cost = "misses where one image stands twice in a block"
 
@@ -483,6 +498,7 @@ class SaltEverywhere(Mistake):
     """Mistake `salt-on-every-block`."""
 
     name = "salt-on-every-block"
+    shows_in = ("cache_salt",)
     said = "puts the cache salt into every block's key; it is in block 0's only"
 
     def salted(self, start: int) -> bool:
@@ -493,6 +509,7 @@ class SaltDropped(Mistake):
     """Mistake `salt-dropped`."""
 
     name = "salt-dropped"
+    shows_in = ("cache_salt",)
     said = "leaves the cache salt out"
     cost = "one tenant's blocks are taken for another's"
 
@@ -504,6 +521,7 @@ class EmptySaltKept(Mistake):
     """Mistake `empty-salt-kept`."""
 
     name = "empty-salt-kept"
+    shows_in = ("cache_salt",)
     said = "hashes an empty salt; an empty salt is none"
 
     def salted(self, start: int) -> bool:
@@ -514,6 +532,7 @@ class LoraDropped(Mistake):
     """Mistake `lora-dropped`."""
 
     name = "lora-dropped"
+    shows_in = ("lora",)
     said = "leaves the LoRA adapter out"
     cost = "an adapter's blocks are taken for the base model's: wrong answers"
 
@@ -525,6 +544,7 @@ class LoraFirstBlock(Mistake):
     """Mistake `lora-on-first-block-only`."""
 
     name = "lora-on-first-block-only"
+    shows_in = ("lora",)
     said = "puts the adapter into block 0's key only; it is in every block's"
 
     def key_slot(self, start: int, end: int) -> Any:
@@ -541,6 +561,7 @@ class LoraId(Mistake):
     """Mistake `lora-by-id`."""
 
     name = "lora-by-id"
+    shows_in = ("lora",)
     said = "hashes the adapter's id; from 0.11.1 it is the name"
 
     def lora_keys(self) -> list[Any]:
@@ -552,6 +573,7 @@ class LoraName(Mistake):
     """Mistake `lora-by-name-too-early`."""
 
     name = "lora-by-name-too-early"
+    shows_in = ("lora",)
     said = "hashes the adapter's name; before 0.11.1 it is the integer id"
 
     def lora_keys(self) -> list[Any]:
@@ -565,6 +587,7 @@ class LoraPathMissing(Mistake):
     """Mistake `lora-path-missing`."""
 
     name = "lora-path-missing"
+    shows_in = ("lora",)
     said = "leaves the adapter's path out; from 0.31 the key is ('lora', name, path)"
 
     def lora_keys(self) -> list[Any]:
@@ -575,6 +598,7 @@ class KeysInWrongOrder(Mistake):
     """Mistake `salt-before-other-keys`."""
 
     name = "salt-before-other-keys"
+    shows_in = ("cache_salt",)
     said = "puts the salt first; the order is LoRA, multimodal, salt, prompt embeddings"
 
     def key_groups(self, start: int, end: int) -> list[list[Any]]:
@@ -586,6 +610,7 @@ class Untagged(Mistake):
     """Mistake `tags-missing`."""
 
     name = "tags-missing"
+    shows_in = ("lora", "cache_salt", "multimodal", "prompt_embeds")
     said = "hashes extra keys without their tags; from 0.31 they are tagged"
 
     def tagged(self) -> bool:
@@ -596,6 +621,7 @@ class TaggedTooEarly(Mistake):
     """Mistake `tags-too-early`."""
 
     name = "tags-too-early"
+    shows_in = ("lora", "cache_salt", "multimodal", "prompt_embeds")
     said = "tags extra keys; before 0.31 they are not tagged"
 
     def contract_of(self, release: str) -> Contract:
@@ -613,6 +639,7 @@ class AbsoluteOffset(Mistake):
     """Mistake `mm-offset-from-request-start`."""
 
     name = "mm-offset-from-request-start"
+    shows_in = ("multimodal",)
     said = "counts an image's offset from the prompt's start; it is from the block's start"
 
     def offset(self, item: dict[str, Any], start: int) -> int:
@@ -623,6 +650,7 @@ class ClampedOffset(Mistake):
     """Mistake `mm-negative-offset-clamped`."""
 
     name = "mm-negative-offset-clamped"
+    shows_in = ("multimodal",)
     said = "writes 0 where an image continues from the block before; the offset is negative there"
 
     def offset(self, item: dict[str, Any], start: int) -> int:
@@ -633,6 +661,7 @@ class MultimodalStartOnly(Mistake):
     """Mistake `mm-first-block-only`."""
 
     name = "mm-first-block-only"
+    shows_in = ("multimodal",)
     said = "counts an image only in the block where it starts; it counts in every block that it overlaps"
     cost = "two images with equal beginnings may be taken for each other"
 
@@ -644,6 +673,7 @@ class MultimodalEdge(Mistake):
     """Mistake `mm-edge-included`."""
 
     name = "mm-edge-included"
+    shows_in = ("multimodal",)
     said = "counts an image in the block after its last token"
 
     def overlaps(self, item: dict[str, Any], start: int, end: int) -> bool:
@@ -654,6 +684,7 @@ class MultimodalOffsetMissing(Mistake):
     """Mistake `mm-offset-missing`."""
 
     name = "mm-offset-missing"
+    shows_in = ("multimodal",)
     said = "hashes an image's identifier alone; from 0.19 its offset too"
 
     def with_offset(self) -> bool:
@@ -664,6 +695,7 @@ class MultimodalOffsetTooEarly(Mistake):
     """Mistake `mm-offset-too-early`."""
 
     name = "mm-offset-too-early"
+    shows_in = ("multimodal",)
     said = "hashes an image's offset; before 0.19 the identifier alone"
 
     def with_offset(self) -> bool:
@@ -674,6 +706,7 @@ class EmbedsRaw(Mistake):
     """Mistake `embeds-raw-bytes`."""
 
     name = "embeds-raw-bytes"
+    shows_in = ("prompt_embeds",)
     said = "puts the rows of prompt embeddings into the key; from 0.17 it is their SHA-256"
 
     def embeds_form(self) -> str:
@@ -684,6 +717,7 @@ class EmbedsDigestTooEarly(Mistake):
     """Mistake `embeds-digest-too-early`."""
 
     name = "embeds-digest-too-early"
+    shows_in = ("prompt_embeds",)
     said = "puts the SHA-256 of the rows into the key; before 0.17 it is the rows"
 
     def embeds_form(self) -> str:
@@ -694,6 +728,7 @@ class EmbedsWhole(Mistake):
     """Mistake `embeds-whole-matrix`."""
 
     name = "embeds-whole-matrix"
+    shows_in = ("prompt_embeds",)
     said = "takes all rows of the prompt embeddings for every block; right are the block's own"
 
     def rows(self, start: int, end: int) -> bytes:
@@ -707,6 +742,7 @@ class LookaheadIgnored(Mistake):
     """Mistake `lookahead-ignored`."""
 
     name = "lookahead-ignored"
+    shows_in = ("lookahead",)
     said = "leaves the look-ahead tokens out of the hash"
 
     def __init__(self, request: dict[str, Any]) -> None:
@@ -717,6 +753,7 @@ class LookaheadKeysOfBlock(Mistake):
     """Mistake `lookahead-keys-of-block-only`."""
 
     name = "lookahead-keys-of-block-only"
+    shows_in = ("lookahead",)
     said = "takes the block's own extra keys; with look-ahead those of the tokens after it count too"
     cost = "misses where an image starts in the look-ahead tokens"
 
@@ -728,6 +765,7 @@ class LookaheadTooEarly(Mistake):
     """Mistake `lookahead-block-too-early`."""
 
     name = "lookahead-block-too-early"
+    shows_in = ("lookahead",)
     said = "hashes a block before its look-ahead tokens exist"
 
     def needed(self) -> int:
@@ -738,6 +776,7 @@ class LookaheadNested(Mistake):
     """Mistake `lookahead-tokens-nested`."""
 
     name = "lookahead-tokens-nested"
+    shows_in = ("lookahead",)
     said = "puts the look-ahead tokens into a tuple of their own; they follow the extra keys in one tuple"
 
     def key_slot(self, start: int, end: int) -> Any:
@@ -765,6 +804,7 @@ def _all(base: type[Mistake]) -> Iterator[type[Mistake]]:
         yield from _all(kind)
 
 
+#: Requests of more tokens are left to the mistakes that need them.
 _LARGE = 4096
 #: Every known mistake by name.
 MISTAKES: dict[str, type[Mistake]] = {kind.name: kind for kind in _all(Mistake)}
@@ -785,10 +825,22 @@ def _text(value: Any) -> str:
     return str(value["int"]) if isinstance(value, dict) else str(value)
 
 
-def wrong_values(request: dict[str, Any], right: dict[str, Any] | None) -> dict[str, str]:
-    """Return for each mistake that shows in this request the first value that it gives instead of a right one.
+def _may_show(kind: type[Mistake], request: dict[str, Any]) -> bool:
+    if kind.shows_in and not any(request.get(name) is not None for name in kind.shows_in):
+        return False
+    if kind.serialization and kind.serialization != ALGORITHMS[request["algorithm"]].serialization:
+        return False
+    # Other vectors show it, and shorter.
+    return len(request["tokens"]) <= _LARGE or kind in (PickleOneFrame, TokensPacked)
 
-    `right` is the right answer, None where there is none (the request is to be refused).
+
+def wrong_values(
+    request: dict[str, Any], right: dict[str, Any] | None, *, order: Iterable[str] | None = None, most: int = 1000
+) -> dict[str, str]:
+    """Return for mistakes that show in this request the first value that each gives instead of a right one.
+
+    `right` is the right answer, None where there is none (the request is to be refused). `order`: the mistakes to
+    try, in order (all when left out); at most `most` are returned.
     """
     found: dict[str, str] = {}
     if right is None:
@@ -796,9 +848,12 @@ def wrong_values(request: dict[str, Any], right: dict[str, Any] | None) -> dict[
             hasher = DefaultSeedTooEarly(request)
             found[hasher.name] = _text(shown(hasher.none_hash()))
         return found
-    for name, kind in MISTAKES.items():
-        if len(request["tokens"]) > _LARGE and kind not in (PickleOneFrame, TokensPacked):
-            continue  # other vectors show it, and shorter
+    for name in MISTAKES if order is None else order:
+        kind = MISTAKES[name]
+        if len(found) >= most:
+            break
+        if not _may_show(kind, request):
+            continue
         try:
             value = first_difference(right, kind(request).answer())
         except (KeyError, AssertionError, IndexError):

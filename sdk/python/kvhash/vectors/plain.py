@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+from functools import lru_cache
 from typing import Any
 
 import cbor2
@@ -19,6 +20,11 @@ __all__ = ["PlainHasher", "fresh"]
 
 # One object each, as the constants in vLLM's code are.
 TAGS = {name: name for name in ("lora", "mm", "cache_salt", "prompt_embeds")}
+
+
+@lru_cache(maxsize=64)
+def _contract(release: str) -> Contract:
+    return Contract.for_vllm(Release.parse(release))
 
 
 def fresh(text: str) -> str:
@@ -42,7 +48,7 @@ class PlainHasher:
     # --- steps, each of which a mistake may get wrong
 
     def contract_of(self, release: str) -> Contract:
-        return Contract.for_vllm(Release.parse(release))
+        return _contract(release)
 
     def read_tokens(self, tokens: list[int]) -> list[int]:
         return list(tokens)
