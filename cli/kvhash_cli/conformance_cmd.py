@@ -18,8 +18,12 @@ _FAILED = 1
 
 
 @click.command("conformance")
-@click.option("--cmd", "command", required=True, metavar="PROGRAM", help="The program to check, with its arguments.")
-@click.option("--release", default=None, metavar="RELEASE", help="Only what holds for this vLLM release, asked at it.")
+@click.option(
+    "--cmd", "command", required=True, metavar="PROGRAM", help="The program to check, with its arguments."
+)
+@click.option(
+    "--release", default=None, metavar="RELEASE", help="Only what holds for this vLLM release, asked at it."
+)
 @click.option("--algorithm", default=None, metavar="NAME", help="Only this algorithm.")
 @click.option("--run", "pattern", default=None, metavar="GLOB", help="Only vectors whose id matches.")
 @click.option(
@@ -57,7 +61,9 @@ _FAILED = 1
     metavar="SECONDS",
     help="Give up after so long in all.",
 )
-@click.option("-o", "--output", type=click.Choice(list(FORMATS)), default="text", show_default=True, help="Form.")
+@click.option(
+    "-o", "--output", type=click.Choice(list(FORMATS)), default="text", show_default=True, help="Form."
+)
 def conformance(
     command: str,
     release: str | None,

@@ -24,7 +24,9 @@ _corpus = click.option(
     default=None,
     help="The folder of the corpus; the one that came with kvhash when left out.",
 )
-_output = click.option("-o", "--output", type=click.Choice(["text", "jsonl"]), default="text", show_default=True)
+_output = click.option(
+    "-o", "--output", type=click.Choice(["text", "jsonl"]), default="text", show_default=True
+)
 
 
 @click.group("vectors")
@@ -113,10 +115,21 @@ def coverage(corpus: Path | None, output: str) -> None:
     missing = gaps(data)
     if output == "jsonl":
         changes = [
-            {"since": str(row.change.since), "summary": row.change.summary, "before": row.before, "after": row.after}
+            {
+                "since": str(row.change.since),
+                "summary": row.change.summary,
+                "before": row.before,
+                "after": row.after,
+            }
             for row in rows(data)
         ]
-        body = {"v": 1, "changes": changes, "algorithms": algorithms(data), "flags": flags(data), "gaps": missing}
+        body = {
+            "v": 1,
+            "changes": changes,
+            "algorithms": algorithms(data),
+            "flags": flags(data),
+            "gaps": missing,
+        }
         click.echo(json.dumps(body, ensure_ascii=False))
     else:
         _show_coverage(data)

@@ -42,7 +42,9 @@ def _error(got: Mapping[str, Any]) -> str:
     return f"{error.get('code')!r} ({error.get('message')})" if isinstance(error, Mapping) else repr(error)
 
 
-def _compare_refusal(codes: list[str], got: Mapping[str, Any], vector: Mapping[str, Any]) -> Difference | None:
+def _compare_refusal(
+    codes: list[str], got: Mapping[str, Any], vector: Mapping[str, Any]
+) -> Difference | None:
     said = " or ".join(codes)
     if "error" not in got:
         return Difference("refusal", f"answered; expected a refusal ({said})", _mistakes(vector, got))
@@ -79,7 +81,11 @@ def _compare_hashes(
             below = _below(preimages[i] if i < len(preimages) else None, value)
             layer = below if i == 0 or below == "digest" else "chain"
             return differs(layer, f"block {i}", wanted, value)
-    for name, layer in (("block_hashes", "chain"), ("extra_keys", "extra keys"), ("external", "external form")):
+    for name, layer in (
+        ("block_hashes", "chain"),
+        ("extra_keys", "extra keys"),
+        ("external", "external form"),
+    ):
         if len(got[name]) != len(expected[name]):
             return differs(layer, f"number of {name}", len(expected[name]), len(got[name]))
     for i, (value, wanted) in enumerate(zip(got["external"], expected["external"], strict=True)):

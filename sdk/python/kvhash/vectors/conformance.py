@@ -40,10 +40,19 @@ _BY_KIND = {
 }
 #: What is reported on, in this order. A program may do without ``events`` (see `select`).
 CAPABILITIES = (
-    "NONE_HASH", "chains", "extra keys: cache salt", "extra keys: LoRA", "extra keys: multimodal",
-    "extra keys: prompt embeddings", "extra keys: mixtures", "look-ahead", "context parallelism", "request lines",
-    "real servers", "events",
-)  # fmt: skip
+    "NONE_HASH",
+    "chains",
+    "extra keys: cache salt",
+    "extra keys: LoRA",
+    "extra keys: multimodal",
+    "extra keys: prompt embeddings",
+    "extra keys: mixtures",
+    "look-ahead",
+    "context parallelism",
+    "request lines",
+    "real servers",
+    "events",
+)
 
 
 @dataclass(frozen=True)
@@ -78,9 +87,11 @@ class Report:
     @property
     def passed(self) -> bool:
         """Whether everything that was asked was answered rightly, in order."""
-        return not self.faults and bool(self.outcomes) and all(
-            outcome.status in ("passed", "skipped") for outcome in self.outcomes
-        )  # fmt: skip
+        return (
+            not self.faults
+            and bool(self.outcomes)
+            and all(outcome.status in ("passed", "skipped") for outcome in self.outcomes)
+        )
 
     def counts(self) -> dict[str, Counter[str]]:
         """Return for every capability how many cases have which status."""
@@ -103,7 +114,7 @@ class Report:
         for outcome in self.outcomes:
             if outcome.status == "failed" and outcome.difference:
                 explained.update(outcome.difference.mistakes)
-                looked_for.update(outcome.case.vector.get("wrong", {}))
+                looked_for.update(list(outcome.case.vector.get("wrong", {})))
         return sorted(
             ((name, count, looked_for[name]) for name, count in explained.items()),
             key=lambda item: (-item[1] / item[2], -item[1], item[0]),

@@ -39,7 +39,9 @@ def rows(corpus: Corpus) -> Iterator[RowCoverage]:
         after = sum(vector["since"] == str(change.since) for vector in chosen)
         if not change.hashes and change is not CHANGES[0]:
             # A release line is recorded at one of its patch releases; the next change ends its range.
-            later = [c.since for c in CHANGES if c.since > change.since and (c.events or c.stored or c.removed)]
+            later = [
+                c.since for c in CHANGES if c.since > change.since and (c.events or c.stored or c.removed)
+            ]
             end = later[0] if later else None
             after = sum(
                 Release.parse(vector["since"]) >= change.since
@@ -77,9 +79,13 @@ def gaps(corpus: Corpus) -> list[str]:
     ]
     for file in corpus.files:
         used = {flag for vector in file.vectors for flag in vector["flags"]}
-        found += [f"{file.kind}: flag {flag!r} is explained and not used" for flag in sorted(set(file.notes) - used)]
+        found += [
+            f"{file.kind}: flag {flag!r} is explained and not used" for flag in sorted(set(file.notes) - used)
+        ]
         found += [f"{file.kind}: flag {flag!r} is not explained" for flag in sorted(used - set(file.notes))]
-    found += [f"no valid vector of algorithm {name}" for name, count in algorithms(corpus).items() if not count]
+    found += [
+        f"no valid vector of algorithm {name}" for name, count in algorithms(corpus).items() if not count
+    ]
     return found
 
 

@@ -64,9 +64,13 @@ def build(data: Path, previous_ids: str = "") -> dict[str, str]:
     assert set(ordered) == set(vectors)
     files = {f"{kind}.json": file_text(kind, NOTES, items) for kind, items in ordered.items()}
     files |= schema_files()
-    files["mistakes.json"] = json.dumps(
-        {name: {"cost": kind.cost, "does": kind.said} for name, kind in sorted(MISTAKES.items())}, indent=1
-    ) + "\n"
+    files["mistakes.json"] = (
+        json.dumps(
+            {name: {"cost": kind.cost, "does": kind.said} for name, kind in sorted(MISTAKES.items())},
+            indent=1,
+        )
+        + "\n"
+    )
     files["ids.txt"] = _ids(ordered, previous_ids)
     files["manifest.json"] = _manifest(ordered, real)
     return files
@@ -82,9 +86,11 @@ def _ids(vectors: dict[str, list[dict[str, Any]]], previous: str) -> str:
                 raise ValueError(f"two vectors have the id {identity}")
             seen.add(identity)
             if known.get(identity, asked) != asked:
-                raise ValueError(f"{identity} asks something else than it did; take a new id and retire this one")
+                raise ValueError(
+                    f"{identity} asks something else than it did; take a new id and retire this one"
+                )
             known[identity] = asked
-    head = "# Every id that was ever used, and a digest of what it asks. An id is never used again for something else.\n"
+    head = "# Every id that was ever used, and a digest of what it asks. None is used again for something else.\n"
     return head + "".join(f"{identity} {asked}\n" for identity, asked in sorted(known.items()))
 
 

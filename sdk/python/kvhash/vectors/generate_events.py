@@ -87,9 +87,14 @@ def _batch(*events: Any, rank: Any = None, ts: Any = 1.5) -> bytes:
 
 _H = [2**63 + 5, 7]
 _STORED: dict[str, Any] = {
-    "type": "BlockStored", "block_hashes": _H, "parent_block_hash": None, "token_ids": [1, 2, 3, 4], "block_size": 2,
-    "lora_id": None, "medium": "GPU",
-}  # fmt: skip
+    "type": "BlockStored",
+    "block_hashes": _H,
+    "parent_block_hash": None,
+    "token_ids": [1, 2, 3, 4],
+    "block_size": 2,
+    "lora_id": None,
+    "medium": "GPU",
+}
 _REMOVED = {"type": "BlockRemoved", "block_hashes": _H, "medium": "GPU"}
 _CLEARED = {"type": "AllBlocksCleared"}
 
@@ -105,7 +110,9 @@ def _array(*values: Any) -> list[Any]:
 def _shapes() -> Iterator[tuple[str, list[str], bytes]]:
     """Yield shapes that readers must read, whoever wrote them."""
     for count in range(12):
-        rest = [None, "GPU", "sql", [None, None], 0, "full_attention", None, "local", None, None, None, None][:count]
+        rest = [None, "GPU", "sql", [None, None], 0, "full_attention", None, "local", None, None, None, None][
+            :count
+        ]
         yield f"array-{count + 5}-fields", ["event-array"], _batch(_array(*rest))
     yield "array-more-fields", ["event-array", "event-unknown"], _batch(_array(*[None] * 11, "new", 5, [1]))
     yield "array-removed-1", ["event-array"], _batch(["BlockRemoved", _H])
@@ -114,7 +121,11 @@ def _shapes() -> Iterator[tuple[str, list[str], bytes]]:
     yield "array-cleared-more", ["event-array", "event-unknown"], _batch(["AllBlocksCleared", "GPU"])
     yield "map-stored", ["event-map"], _batch(_STORED)
     yield "map-three", ["event-map"], _batch(_STORED, _REMOVED, _CLEARED)
-    yield "map-type-last", ["event-map"], _batch({**{k: v for k, v in _STORED.items() if k != "type"}, "type": "BlockStored"})
+    yield (
+        "map-type-last",
+        ["event-map"],
+        _batch({**{k: v for k, v in _STORED.items() if k != "type"}, "type": "BlockStored"}),
+    )
     yield "map-unknown-field", ["event-map", "event-unknown"], _batch(_stored(new_field={"a": [1]}))
     yield "map-least-fields", ["event-map"], _batch(_stored(lora_id=..., medium=...))
     yield "mixed-layouts", ["event-map", "event-array"], _batch(_STORED, ["BlockRemoved", _H, "GPU"])
@@ -126,16 +137,37 @@ def _shapes() -> Iterator[tuple[str, list[str], bytes]]:
     yield "integer-time", ["event-fields"], _batch(_STORED, ts=3)
     yield "map-batch", ["event-sglang"], _pack({"ts": 1.5, "events": [_STORED], "data_parallel_rank": 1})
     yield "map-batch-attn-rank", ["event-sglang"], _pack({"ts": 1.5, "events": [_STORED], "attn_dp_rank": 1})
-    for slug, hashes in {
-        "signed": [-5, 7], "unsigned": [2**64 - 1, 0], "bytes-32": [bytes(range(32))], "bytes-16": [bytes(range(16))],
-        "bytes-8": [bytes(range(8))], "smallest": [-(2**63)],
-    }.items():  # fmt: skip
-        yield f"hash-{slug}", ["event-hash-forms"], _batch(_stored(block_hashes=hashes, parent_block_hash=hashes[0]))
-        yield f"hash-array-{slug}", ["event-hash-forms", "event-array"], _batch(["BlockRemoved", hashes, "GPU"])
+    forms: dict[str, list[Any]] = {
+        "signed": [-5, 7],
+        "unsigned": [2**64 - 1, 0],
+        "bytes-32": [bytes(range(32))],
+        "bytes-16": [bytes(range(16))],
+        "bytes-8": [bytes(range(8))],
+        "smallest": [-(2**63)],
+    }
+    for slug, hashes in forms.items():
+        yield (
+            f"hash-{slug}",
+            ["event-hash-forms"],
+            _batch(_stored(block_hashes=hashes, parent_block_hash=hashes[0])),
+        )
+        yield (
+            f"hash-array-{slug}",
+            ["event-hash-forms", "event-array"],
+            _batch(["BlockRemoved", hashes, "GPU"]),
+        )
     for medium in ("gpu", "cpu_pinned", "FOO", "", None):
-        yield f"medium-{medium or ('nil' if medium is None else 'empty')}", ["event-fields"], _batch(_stored(medium=medium))
+        yield (
+            f"medium-{medium or ('nil' if medium is None else 'empty')}",
+            ["event-fields"],
+            _batch(_stored(medium=medium)),
+        )
     yield "cpu-no-tokens", ["event-fields"], _batch(_stored(token_ids=[], block_size=0, medium="CPU"))
-    yield "extra-keys", ["event-fields"], _batch(_stored(extra_keys=[["sql", ["img-a", -3], "salt", b"\x01" * 32], None]))
+    yield (
+        "extra-keys",
+        ["event-fields"],
+        _batch(_stored(extra_keys=[["sql", ["img-a", -3], "salt", b"\x01" * 32], None])),
+    )
     yield "extra-keys-short", ["event-fields"], _batch(_stored(extra_keys=[None]))
     yield "lookahead", ["event-fields"], _batch(_stored(lookahead_token_ids=[[5], [6]]))
     yield "sglang-salt", ["event-sglang"], _batch(_stored(cache_salt="t", extra_keys=...))
@@ -143,26 +175,52 @@ def _shapes() -> Iterator[tuple[str, list[str], bytes]]:
     yield "sglang-array-7", ["event-sglang"], _batch(_array(None, "GPU", {"group_idx": 1, "session_id": "s"}))
     yield "sglang-array-8", ["event-sglang"], _batch(_array(None, "GPU", None, [None, None]))
     yield "many-events", ["event-map"], _batch(*[_REMOVED] * 20)
-    yield "session", ["event-fields"], _batch(_stored(session_id="s-1", ownership="owner", locality="local", group_idx=2))
+    yield (
+        "session",
+        ["event-fields"],
+        _batch(_stored(session_id="s-1", ownership="owner", locality="local", group_idx=2)),
+    )
 
 
 def _bad_events() -> Iterator[tuple[str, bytes]]:
     """Yield batches with an event that cannot be read between two that can."""
     bad: dict[str, Any] = {
-        "hashes-mixed": _stored(block_hashes=[5, b"\x01" * 32]), "hash-short": _stored(block_hashes=[b"\x01" * 7]),
-        "hash-parent-mixed": _stored(parent_block_hash=b"\x02" * 32), "hash-text": _stored(block_hashes=["5"]),
-        "hash-float": _stored(block_hashes=[5.0]), "hash-bool": _stored(block_hashes=[True]), "hash-nil": _stored(block_hashes=[None]),
-        "hashes-not-list": _stored(block_hashes=5), "no-hashes": _stored(block_hashes=...), "no-tokens": _stored(token_ids=...),
-        "token-text": _stored(token_ids=["a"]), "token-float": _stored(token_ids=[1.0]), "token-bool": _stored(token_ids=[True]),
-        "tokens-some-pairs": _stored(token_ids=[1, [2, 3]]), "token-triple": _stored(token_ids=[[1, 2, 3]]),
-        "block-size-text": _stored(block_size="2"), "block-size-negative": _stored(block_size=-2), "block-size-bool": _stored(block_size=True),
-        "medium-number": _stored(medium=5), "lora-id-text": _stored(lora_id="3"), "group-text": _stored(group_idx="0"),
-        "extra-keys-text": _stored(extra_keys="x"), "extra-keys-item": _stored(extra_keys=["x"]),
-        "lookahead-item": _stored(lookahead_token_ids=[5]), "type-number": {"type": 5}, "type-missing": {"block_hashes": [1]},
-        "empty-array": [], "array-tag-number": [5, _H], "number": 5, "text": "BlockStored", "nil": None, "bool": True,
-        "array-short": ["BlockStored", _H], "array-wrong-place": ["BlockStored", [1, 2, 3, 4], None, _H, "GPU", 2],
+        "hashes-mixed": _stored(block_hashes=[5, b"\x01" * 32]),
+        "hash-short": _stored(block_hashes=[b"\x01" * 7]),
+        "hash-parent-mixed": _stored(parent_block_hash=b"\x02" * 32),
+        "hash-text": _stored(block_hashes=["5"]),
+        "hash-float": _stored(block_hashes=[5.0]),
+        "hash-bool": _stored(block_hashes=[True]),
+        "hash-nil": _stored(block_hashes=[None]),
+        "hashes-not-list": _stored(block_hashes=5),
+        "no-hashes": _stored(block_hashes=...),
+        "no-tokens": _stored(token_ids=...),
+        "token-text": _stored(token_ids=["a"]),
+        "token-float": _stored(token_ids=[1.0]),
+        "token-bool": _stored(token_ids=[True]),
+        "tokens-some-pairs": _stored(token_ids=[1, [2, 3]]),
+        "token-triple": _stored(token_ids=[[1, 2, 3]]),
+        "block-size-text": _stored(block_size="2"),
+        "block-size-negative": _stored(block_size=-2),
+        "block-size-bool": _stored(block_size=True),
+        "medium-number": _stored(medium=5),
+        "lora-id-text": _stored(lora_id="3"),
+        "group-text": _stored(group_idx="0"),
+        "extra-keys-text": _stored(extra_keys="x"),
+        "extra-keys-item": _stored(extra_keys=["x"]),
+        "lookahead-item": _stored(lookahead_token_ids=[5]),
+        "type-number": {"type": 5},
+        "type-missing": {"block_hashes": [1]},
+        "empty-array": [],
+        "array-tag-number": [5, _H],
+        "number": 5,
+        "text": "BlockStored",
+        "nil": None,
+        "bool": True,
+        "array-short": ["BlockStored", _H],
+        "array-wrong-place": ["BlockStored", [1, 2, 3, 4], None, _H, "GPU", 2],
         "deep": _deep(60),
-    }  # fmt: skip
+    }
     for slug, event in bad.items():
         yield slug, _batch(_STORED, event, _REMOVED)
 
@@ -182,11 +240,24 @@ def _malformed() -> Iterator[tuple[str, bytes]]:
         yield f"cut-at-{cut}", good[:cut]
     yield "trailing", good + b"\x00"
     yield "never-used-byte", b"\xc1"
-    for slug, value in {
-        "nil": None, "number": 5, "text": "batch", "one-element": [1.5], "events-nil": [1.5, None], "events-map": [1.5, {}],
-        "events-number": [1.5, 3], "time-text": ["now", []], "time-nil": [None, []], "time-bool": [True, []],
-        "rank-text": [1.5, [], "0"], "rank-float": [1.5, [], 0.5], "map-no-events": {"ts": 1.5}, "empty-array": [], "empty-map": {},
-    }.items():  # fmt: skip
+    others: dict[str, Any] = {
+        "nil": None,
+        "number": 5,
+        "text": "batch",
+        "one-element": [1.5],
+        "events-nil": [1.5, None],
+        "events-map": [1.5, {}],
+        "events-number": [1.5, 3],
+        "time-text": ["now", []],
+        "time-nil": [None, []],
+        "time-bool": [True, []],
+        "rank-text": [1.5, [], "0"],
+        "rank-float": [1.5, [], 0.5],
+        "map-no-events": {"ts": 1.5},
+        "empty-array": [],
+        "empty-map": {},
+    }
+    for slug, value in others.items():
         yield slug, _pack(value)
     yield "array32-huge", b"\x92\xcb" + bytes(8) + b"\xdd\xff\xff\xff\xff"
     yield "map32-huge", b"\x92\xcb" + bytes(8) + b"\x91\xdf\xff\xff\xff\xff"
@@ -214,6 +285,12 @@ def make_events(data: Path) -> dict[str, list[dict[str, Any]]]:
     """Return the event vectors. `data`: the recorded outputs, ``tests/data``."""
     made = list(_recorded(data))
     made += [_kind(f"shape-{slug}", f"shape: {slug}", flags, payload) for slug, flags, payload in _shapes()]
-    made += [_kind(f"bad-{slug}", f"one bad event: {slug}", ["event-hostile"], payload) for slug, payload in _bad_events()]
-    made += [_kind(f"malformed-{slug}", f"no batch: {slug}", ["event-malformed"], payload) for slug, payload in _malformed()]
+    made += [
+        _kind(f"bad-{slug}", f"one bad event: {slug}", ["event-hostile"], payload)
+        for slug, payload in _bad_events()
+    ]
+    made += [
+        _kind(f"malformed-{slug}", f"no batch: {slug}", ["event-malformed"], payload)
+        for slug, payload in _malformed()
+    ]
     return {"events": made}

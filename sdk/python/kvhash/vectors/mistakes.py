@@ -14,7 +14,7 @@ from typing import Any
 
 import cbor2
 
-from kvhash.contract import ALGORITHMS, Contract, Release
+from kvhash.contract import ALGORITHMS, Contract
 from kvhash.serialize import Value, encode_cbor
 from kvhash.serialize.pickle5 import _Writer
 
@@ -329,7 +329,9 @@ class WideIntegers(Mistake):
 
 def _wide_cbor(value: Any) -> bytes:
     if isinstance(value, (tuple, list)):
-        return encode_cbor(tuple([None] * len(value)))[: -len(value) or None] + b"".join(map(_wide_cbor, value))
+        return encode_cbor(tuple([None] * len(value)))[: -len(value) or None] + b"".join(
+            map(_wide_cbor, value)
+        )
     if isinstance(value, int) and 0 <= value < 1 << 32:
         return b"\x1a" + value.to_bytes(4, "big")
     return cbor2.dumps(value, canonical=True)
@@ -348,8 +350,12 @@ class TextLengthInCharacters(Mistake):
             encoded = text.encode()
             if len(encoded) != len(text) and len(encoded) < 24:
                 short = encoded[: len(text)]
-                data = data.replace(bytes((0x60 | len(encoded),)) + encoded, bytes((0x60 | len(text),)) + short)
-                data = data.replace(b"\x8c" + bytes((len(encoded),)) + encoded, b"\x8c" + bytes((len(text),)) + short)
+                data = data.replace(
+                    bytes((0x60 | len(encoded),)) + encoded, bytes((0x60 | len(text),)) + short
+                )
+                data = data.replace(
+                    b"\x8c" + bytes((len(encoded),)) + encoded, b"\x8c" + bytes((len(text),)) + short
+                )
         return data
 
 
@@ -791,7 +797,9 @@ class DefaultSeedTooEarly(Mistake):
     """Mistake `default-root-too-early`."""
 
     name = "default-root-too-early"
-    said = "uses the fixed NONE_HASH without a seed; vLLM draws it at random before 0.29, and for xxhash always"
+    said = (
+        "uses the fixed NONE_HASH without a seed; vLLM draws it at random before 0.29, and for xxhash always"
+    )
     cost = "claims hashes that cannot be known"
 
     def seed_value(self) -> Any:
@@ -811,14 +819,13 @@ MISTAKES: dict[str, type[Mistake]] = {kind.name: kind for kind in _all(Mistake)}
 
 
 def first_difference(right: dict[str, Any], wrong: dict[str, Any]) -> str | None:
-    """Return the first value of a wrong answer that the right one lacks, as text; None where they agree."""
-    if wrong["none_hash"] != right["none_hash"]:
-        return _text(wrong["none_hash"])
-    for name in ("block_hashes", "external"):
-        for i, value in enumerate(wrong[name]):
-            if i >= len(right[name]) or value != right[name][i]:
-                return _text(value)
-    return None
+    """Return the first value of a wrong answer that stands nowhere in the right one, as text; None without one."""
+    good, bad = _values(right), _values(wrong)
+    return next((value for value in bad if value not in good), None)
+
+
+def _values(answer: dict[str, Any]) -> list[str]:
+    return [_text(value) for value in (answer["none_hash"], *answer["block_hashes"], *answer["external"])]
 
 
 def _text(value: Any) -> str:
@@ -835,7 +842,11 @@ def _may_show(kind: type[Mistake], request: dict[str, Any]) -> bool:
 
 
 def wrong_values(
-    request: dict[str, Any], right: dict[str, Any] | None, *, order: Iterable[str] | None = None, most: int = 1000
+    request: dict[str, Any],
+    right: dict[str, Any] | None,
+    *,
+    order: Iterable[str] | None = None,
+    most: int = 1000,
 ) -> dict[str, str]:
     """Return for mistakes that show in this request the first value that each gives instead of a right one.
 

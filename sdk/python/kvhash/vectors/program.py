@@ -89,7 +89,9 @@ class _Running:
         self.output: queue.Queue[bytes | None] = queue.Queue(maxsize=10000)
         self.stderr = b""
         self._stopping = threading.Event()
-        assert self.process.stdin and self.process.stdout and self.process.stderr
+        assert self.process.stdin
+        assert self.process.stdout
+        assert self.process.stderr
         for target, argument in (
             (self._write, (self.process.stdin, lines)),
             (self._read, (self.process.stdout,)),
@@ -197,7 +199,9 @@ def _answers(
         yield result
         faults += isinstance(result, ProgramFault)
         if faults >= _MAX_FAULTS:
-            yield ProgramFault("flood", f"stopped reading after {faults} such lines", waiting[0].id if waiting else None)
+            yield ProgramFault(
+                "flood", f"stopped reading after {faults} such lines", waiting[0].id if waiting else None
+            )
             return
 
 

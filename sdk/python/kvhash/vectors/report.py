@@ -62,14 +62,21 @@ def as_json(report: Report) -> str:
         "corpus": report.corpus_version,
         "passed": report.passed,
         "capabilities": {
-            name: {**{status: counts[status] for status in ("passed", "failed", "skipped", "not-run")},
-                   "first_layer": report.first_layer(name)}
+            name: {
+                **{status: counts[status] for status in ("passed", "failed", "skipped", "not-run")},
+                "first_layer": report.first_layer(name),
+            }
             for name, counts in report.counts().items()
         },
         "faults": [{"kind": fault.kind, "id": fault.id, "message": fault.message} for fault in report.faults],
         "failures": [
-            {"id": outcome.case.id, "capability": outcome.case.capability, "layer": outcome.difference.layer,
-             "message": outcome.difference.message, "mistakes": list(outcome.difference.mistakes)}
+            {
+                "id": outcome.case.id,
+                "capability": outcome.case.capability,
+                "layer": outcome.difference.layer,
+                "message": outcome.difference.message,
+                "mistakes": list(outcome.difference.mistakes),
+            }
             for outcome in report.outcomes
             if outcome.difference
         ],
@@ -78,7 +85,7 @@ def as_json(report: Report) -> str:
             {"name": name, "explains": count, "of": looked_for, "does": explain_mistake(name)}
             for name, count, looked_for in report.mistakes()
         ],
-    }  # fmt: skip
+    }
     return json.dumps(body, ensure_ascii=False) + "\n"
 
 
@@ -90,9 +97,13 @@ def as_junit(report: Report) -> str:
     root = ElementTree.Element("testsuites", name="kvhash conformance")
     for capability, counts in report.counts().items():
         suite = ElementTree.SubElement(
-            root, "testsuite", name=capability, tests=str(sum(counts.values())),
-            failures=str(counts["failed"] + counts["not-run"]), skipped=str(counts["skipped"]),
-        )  # fmt: skip
+            root,
+            "testsuite",
+            name=capability,
+            tests=str(sum(counts.values())),
+            failures=str(counts["failed"] + counts["not-run"]),
+            skipped=str(counts["skipped"]),
+        )
         for outcome in report.outcomes:
             if outcome.case.capability != capability:
                 continue
@@ -106,7 +117,9 @@ def as_junit(report: Report) -> str:
         )
         for fault in report.faults:
             case = ElementTree.SubElement(suite, "testcase", classname="program", name=fault.kind)
-            ElementTree.SubElement(case, "failure", message=_NOT_XML.sub("?", f"{fault.id or ''} {fault.message}".strip()))
+            ElementTree.SubElement(
+                case, "failure", message=_NOT_XML.sub("?", f"{fault.id or ''} {fault.message}".strip())
+            )
     return ElementTree.tostring(root, encoding="unicode") + "\n"
 
 
@@ -121,7 +134,12 @@ def as_tap(report: Report) -> str:
         if good == "not ok":
             lines += ["  ---", f"  message: {json.dumps(_told(outcome))}", "  ..."]
     for i, fault in enumerate(report.faults, number + 1):
-        lines += [f"not ok {i} - program: {fault.kind}", "  ---", f"  message: {json.dumps(fault.message)}", "  ..."]
+        lines += [
+            f"not ok {i} - program: {fault.kind}",
+            "  ---",
+            f"  message: {json.dumps(fault.message)}",
+            "  ...",
+        ]
     return "\n".join(lines) + "\n"
 
 

@@ -64,7 +64,8 @@ _WRONG = {"type": "object", "additionalProperties": _TEXT, "propertyNames": {"pa
 _FACT = {"type": "object"}
 
 _REQUEST_INPUT = _either(
-    _object({"request": _REQUEST, "vllm": _list(_TEXT)}), _object({"line": _TEXT, "vllm": _list(_TEXT, maxItems=0)})
+    _object({"request": _REQUEST, "vllm": _list(_TEXT)}),
+    _object({"line": _TEXT, "vllm": _list(_TEXT, maxItems=0)}),
 )
 _REQUEST_REST: tuple[dict[str, Any], dict[str, Any]] = (
     {"input": _REQUEST_INPUT, "expected": _either(_ANSWER, _CODES)},
@@ -90,7 +91,9 @@ _KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "external": (
         {
             "input": _either(_object({"digest": _HEX}, {"group_id": _COUNT}), _object({"int": _DECIMAL})),
-            "expected": _object({}, {"uint64": _DECIMAL, "int64": _DECIMAL, "bytes": _HEX, "with_group_id": _HEX}),
+            "expected": _object(
+                {}, {"uint64": _DECIMAL, "int64": _DECIMAL, "bytes": _HEX, "with_group_id": _HEX}
+            ),
         },
         {"wrong": _WRONG},
     ),
@@ -119,8 +122,13 @@ _KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {
             "input": _object(
                 {
-                    "algorithm": _TEXT, "vllm": _list(_RELEASE, minItems=1), "chains": _COUNT, "blocks": _COUNT,
-                    "block_size": _COUNT, "stream": _TEXT, "vocabulary": _COUNT,
+                    "algorithm": _TEXT,
+                    "vllm": _list(_RELEASE, minItems=1),
+                    "chains": _COUNT,
+                    "blocks": _COUNT,
+                    "block_size": _COUNT,
+                    "stream": _TEXT,
+                    "vocabulary": _COUNT,
                 }
             ),
             "digest": _HEX,
@@ -144,7 +152,7 @@ _KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"accepted": _list(_FACT, minItems=2)},
     ),
-}  # fmt: skip
+}
 
 
 def _schema(kind: str) -> dict[str, Any]:
@@ -161,7 +169,10 @@ def _schema(kind: str) -> dict[str, Any]:
         },
         optional,
         **(
-            {"if": {"properties": {"result": {"const": "implementation_defined"}}}, "then": {"required": ["accepted"]}}
+            {
+                "if": {"properties": {"result": {"const": "implementation_defined"}}},
+                "then": {"required": ["accepted"]},
+            }
             if "accepted" in optional
             else {}
         ),
@@ -186,4 +197,7 @@ def _schema(kind: str) -> dict[str, Any]:
 
 def schema_files() -> dict[str, str]:
     """Return the schemas, path in the corpus to text."""
-    return {f"schema/{kind}.schema.json": json.dumps(_schema(kind), indent=1, sort_keys=True) + "\n" for kind in _KINDS}
+    return {
+        f"schema/{kind}.schema.json": json.dumps(_schema(kind), indent=1, sort_keys=True) + "\n"
+        for kind in _KINDS
+    }

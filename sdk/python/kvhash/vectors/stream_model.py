@@ -17,7 +17,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from kvhash.events import AllBlocksCleared, BlockRemoved, BlockStored, EventDecodeError, decode_batch, hash_key
+from kvhash.events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    EventDecodeError,
+    decode_batch,
+    hash_key,
+)
 
 __all__ = ["StreamModel", "final_state"]
 
