@@ -1,0 +1,1 @@
+"""The corpus, its generator and the conformance runner."""
