@@ -10,7 +10,8 @@ import click
 
 from kvhash import InvalidRequestError
 from kvhash.block_hash import json_hash, low64
-from kvhash.request import MAX_LINE_BYTES, HashRequest, answer, answer_lines
+from kvhash.request import MAX_LINE_BYTES, HashRequest, answer
+from kvhash.vectors.event_lines import answer_all_lines
 
 from .options import (
     open_lines,
@@ -78,7 +79,7 @@ def hash_(output: str, jsonl: str | None, max_line_bytes: int, **options: Any) -
 def _answer_lines(name: str, defaults: dict[str, Any], max_line_bytes: int) -> None:
     refused = answered = 0
     with open_lines(name) as lines:
-        for result in answer_lines(
+        for result in answer_all_lines(
             _bounded_lines(lines, max_line_bytes), defaults, max_line_bytes=max_line_bytes
         ):
             click.echo(json.dumps(result, separators=(",", ":")))

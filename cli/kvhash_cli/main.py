@@ -51,12 +51,14 @@ version_option = click.option(
 class _Kvhash(LazyGroup):
     lazy = {  # noqa: RUF012 - a constant of the class
         "check": ".check_cmd:check",
+        "conformance": ".conformance_cmd:conformance",
         "contract": ".contract_cmd:contract",
         "diff": ".diff_cmd:diff",
         "explain": ".explain_cmd:explain",
         "hash": ".hash_cmd:hash_",
         "identify": ".identify_cmd:identify",
         "root": ".root_cmd:root",
+        "vectors": ".vectors_cmd:vectors",
     }
 
 

@@ -59,7 +59,9 @@ def test_only_the_contract_knows_release_numbers() -> None:
     root = Path(kvhash.__file__).parent
     found = []
     for path in root.rglob("*.py"):
-        if path.name == "contract.py":
+        if (
+            path.name == "contract.py" or path.parent.name == "vectors"
+        ):  # the corpus names releases as its data
             continue
         tree = ast.parse(path.read_text())
         docstrings = {
