@@ -44,6 +44,7 @@ check: $(STAMP)
 	@echo "== contract tables of the other languages are up to date"
 	@$(BIN)/python tools/gen_contract.py --check
 	@$(BIN)/python tools/gen_contract_ts_java.py --check
+	@$(BIN)/python tools/gen_contract_rust.py --check
 	@if command -v go >/dev/null; then echo "== gofmt, go vet"; cd sdk/go && test -z "$$(gofmt -l .)" && go vet ./...; \
 	elif [ -n "$$KVHASH_REQUIRE_ALL" ]; then echo "go is required and missing"; exit 1; \
 	else echo "== go is not installed: its checks are skipped"; fi
@@ -51,6 +52,7 @@ check: $(STAMP)
 contract: $(STAMP)
 	@$(BIN)/python tools/gen_contract.py
 	@$(BIN)/python tools/gen_contract_ts_java.py
+	@$(BIN)/python tools/gen_contract_rust.py
 
 format: $(STAMP)
 	@$(BIN)/ruff format .
