@@ -86,6 +86,8 @@ def decode(
             for damage in source.damage:
                 faults += 1
                 click.echo(f"{name}: {damage}", err=True)
+        except BrokenPipeError:
+            raise  # our reader has gone; that is no fault of the file
         except (DecodeError, OSError) as error:
             unreadable += 1
             shown_error = f"[{error.code}] {error}" if isinstance(error, DecodeError) else str(error.strerror)

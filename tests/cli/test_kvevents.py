@@ -470,3 +470,14 @@ def test_version() -> None:
     out, _ = run("--version")
     assert out.startswith("kvevents ")
     assert os.linesep in out
+
+
+def test_decode_into_head_is_quiet(recordings: dict[str, Path]) -> None:
+    """`kvevents decode ... | head -1` ends without a word."""
+    done = subprocess.run(
+        ["sh", "-c", f"{KVEVENTS} decode {recordings[CAPTURES[1]]} --tokens all | head -1"],
+        capture_output=True,
+        check=False,
+    )
+    assert done.stdout.count(b"\n") == 1
+    assert done.stderr == b""
