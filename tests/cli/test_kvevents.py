@@ -17,7 +17,6 @@ from threading import Thread
 from typing import Any
 
 import pytest
-import zmq
 
 from kvhash.events.decode import decode_batch
 from kvhash.events.publisher import Publisher
@@ -25,6 +24,7 @@ from kvhash.events.recording import Recording, RecordingWriter
 from kvhash.events.schema import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
 
 from ..data_files import CAPTURES, capture
+from ..ports import free_base
 
 KVEVENTS = str(Path(sys.executable).with_name("kvevents"))
 ANY = "tcp://127.0.0.1:*"
@@ -45,11 +45,6 @@ def run(*arguments: str, stdin: bytes = b"", status: int | None = 0, timeout: fl
     if status is not None:
         assert done.returncode == status, (done.returncode, out, err)
     return out, err
-
-
-def _free_port() -> int:
-    with zmq.Context() as context, context.socket(zmq.PUB) as probe:
-        return probe.bind_to_random_port("tcp://127.0.0.1", 20000, 60000)
 
 
 @pytest.fixture(scope="module")
@@ -288,7 +283,7 @@ def test_export(recordings: dict[str, Path], tmp_path: Path) -> None:
 def test_record_then_replay_then_record_again(recordings: dict[str, Path], tmp_path: Path) -> None:
     """A recording served at full speed is recorded again frame by frame."""
     name = CAPTURES[0]
-    port = _free_port()
+    port = free_base(1)
     endpoint, replay = f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{port + 1}"
     copy = tmp_path / "copy.kvrec"
     count = len(capture(name)["frames"])
@@ -303,7 +298,7 @@ def test_record_then_replay_then_record_again(recordings: dict[str, Path], tmp_p
 
 def test_stats_summary(recordings: dict[str, Path]) -> None:
     """Counts by engine and rank, printed once where stdout is no terminal."""
-    port = _free_port()
+    port = free_base(1)
     endpoint = f"tcp://127.0.0.1:{port}"
     name = CAPTURES[1]
     with started(
@@ -328,7 +323,7 @@ def test_stats_summary(recordings: dict[str, Path]) -> None:
 
 def test_publish_in_another_releases_shape() -> None:
     """JSON lines become that release's wire shape; a line that it cannot carry is refused, the others go out."""
-    port = _free_port()
+    port = free_base(1)
     lines = [
         {"ts": 1.0, "events": [{"type": "AllBlocksCleared"}]},
         {"ts": 2.0, "events": [{"type": "BlockRemoved", "block_hashes": ["5"], "locality": "LOCAL"}]},
@@ -383,7 +378,7 @@ def _http(routes: dict[str, str]) -> Iterator[str]:
 def test_doctor_of_a_healthy_stream_and_of_wrong_expectations(recordings: dict[str, Path]) -> None:
     """The settings of a recorded server are found; each that a router has otherwise is named, with status 1."""
     name = next(name for name in CAPTURES if "cbor" in name)
-    port = _free_port()
+    port = free_base(1)
     endpoint, replay = f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{port + 1}"
     serve = ["--speed", "full", "--endpoint", endpoint, "--replay-endpoint", replay, "--linger", "60"]
     routes = {
@@ -415,7 +410,7 @@ def test_doctor_of_a_healthy_stream_and_of_wrong_expectations(recordings: dict[s
 def test_doctor_of_silence() -> None:
     """Nothing arrives: status 3 and the causes in order; an engine that does not answer is said first."""
     with Publisher(ANY, release="0.33.0") as publisher:
-        http = f"http://127.0.0.1:{_free_port()}"
+        http = f"http://127.0.0.1:{free_base(1)}"
         out, _ = run("doctor", publisher.endpoint, "--duration", "0.5", "--http", http, status=3)
     assert [line.split()[1] for line in out.splitlines() if line.startswith("problem")] == [
         "http-unreachable:",

@@ -113,12 +113,6 @@ class Relay:
             waiting.append((now + late, frames))
 
 
-def free_ports() -> list[int]:
-    """Return two free ports."""
-    with zmq.Context() as context, context.socket(zmq.PUB) as one, context.socket(zmq.PUB) as two:
-        return [socket.bind_to_random_port(_LOCAL, 20000, 30000) for socket in (one, two)]
-
-
 def _rebind(socket: zmq.Socket[Any], endpoint: str) -> None:
     deadline = time.monotonic() + 10
     while True:

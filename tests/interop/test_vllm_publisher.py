@@ -24,7 +24,7 @@ from kvhash.events.records import Batch
 from kvhash.events.schema import BlockRemoved, BlockStored, EventBatch
 from kvhash.events.subscriber import Source, Subscriber
 
-from ..events.relay import free_ports
+from ..ports import free_base
 
 pytestmark = pytest.mark.interop
 CACHE = Path(__file__).parents[2] / ".cache" / "vllm"
@@ -77,7 +77,8 @@ def vllm_events() -> Any:
 
 def test_our_subscriber_reads_vllms_publisher(vllm_events: Any) -> None:
     """What vLLM's publisher sends, replayed and live, is read whole and in order."""
-    live, replay = free_ports()
+    live = free_base(1)
+    replay = live + 1
     theirs = vllm_events.ZmqEventPublisher(
         0, endpoint=f"tcp://*:{live}", replay_endpoint=f"tcp://*:{replay}", topic="kv"
     )
