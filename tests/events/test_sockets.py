@@ -27,7 +27,6 @@ from kvhash.events.schema import AllBlocksCleared, BlockStored, EventBatch
 from kvhash.events.subscriber import RemoteEndpointWarning, Source, Subscriber
 
 from ..data_files import CAPTURES, capture
-from ..ports import free_base
 
 ANY = "tcp://127.0.0.1:*"
 
@@ -95,8 +94,9 @@ def test_the_last_batches_before_joining() -> None:
         for number in range(20):
             publisher.publish(_batch(number))
         deadline = time.monotonic() + 20
-        while publisher.published < 20:
+        while publisher.published < 20:  # else a quick subscriber sees the first of them live
             assert time.monotonic() < deadline
+            time.sleep(0.001)
         with Subscriber(_source(publisher), from_seq=-3) as subscriber:
             records = _join(subscriber, publisher)
             records += _until(subscriber, lambda r: any(not b.replayed for b in r if isinstance(b, Batch)))
@@ -120,7 +120,8 @@ def test_a_capture_published_again_is_read_back_frame_by_frame() -> None:
 
 def test_ranks_on_neighbouring_ports() -> None:
     """Ranks 0 to 2 publish on port, port + 1, port + 2; each is followed by its own sequence."""
-    base = free_base(1, 2, 100, 101, 102)
+    with zmq.Context() as context, context.socket(zmq.PUB) as probe:
+        base = probe.bind_to_random_port("tcp://127.0.0.1", 20000, 60000)
     endpoint, replay = f"tcp://*:{base}", f"tcp://*:{base + 100}"
     publishers = [Publisher(endpoint, replay, data_parallel_rank=rank) for rank in range(3)]
     try:
@@ -139,7 +140,8 @@ def test_ranks_on_neighbouring_ports() -> None:
 
 def test_two_publishers_behind_one_socket() -> None:
     """Publishers that connect to the subscriber's socket interleave 0, 0, 1, 1; the rank tells them apart."""
-    port = free_base()
+    with zmq.Context() as context, context.socket(zmq.PUB) as probe:
+        port = probe.bind_to_random_port("tcp://127.0.0.1", 20000, 60000)
     with Subscriber(f"tcp://127.0.0.1:{port}", bind=True) as subscriber:
         a, b = (Publisher(f"tcp://127.0.0.1:{port}", release="0.33.0") for _ in range(2))
         with a, b:

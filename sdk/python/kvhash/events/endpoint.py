@@ -66,7 +66,7 @@ def check_connectable(endpoint: str) -> str:
     if not endpoint.startswith("tcp://"):
         return offset_endpoint(endpoint, 0)
     host, port = _split_tcp(endpoint)
-    if host in ("*", "", "0.0.0.0", "[::]", "[0:0:0:0:0:0:0:0]"):
+    if _is_wildcard(host):
         raise EndpointError(
             f"{endpoint!r}: {host or 'no host'} is where a publisher listens, not an address to connect to; "
             "give the engine's host, for example tcp://127.0.0.1:5557"
@@ -74,6 +74,17 @@ def check_connectable(endpoint: str) -> str:
     if port == 0:
         raise EndpointError(f"{endpoint!r}: port 0 stands for any port; give the one that the engine chose")
     return endpoint
+
+
+def _is_wildcard(host: str) -> bool:
+    if host.strip("0.") == "" or host == "*":
+        return True  # no host, and the short forms of 0.0.0.0
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return address.is_unspecified or (mapped is not None and mapped.is_unspecified)
 
 
 def is_loopback(endpoint: str) -> bool:

@@ -68,6 +68,9 @@ class Publisher:
         bind: bool | None = None,
         context: zmq.Context[Any] | None = None,
     ) -> None:
+        for name, value in (("buffer_steps", buffer_steps), ("hwm", hwm), ("max_queue_size", max_queue_size)):
+            if value < 0:
+                raise UsageError(f"{name} is at least 0, got {value}", code="invalid-option")
         self._release = release
         contract = Contract.events_for_vllm(release)
         self._topic_frame = contract.replay_topic_frame
@@ -92,8 +95,13 @@ class Publisher:
                 where = offset_endpoint(replay_endpoint, data_parallel_rank, **offset)
                 # ZeroMQ learns of reads only every half mark, so twice the buffer always takes a whole replay.
                 self._router = self._open(zmq.ROUTER, where, 2 * (buffer_steps + 1), True)
-        except EndpointError:
-            self._context.destroy(linger=0)
+        except BaseException:
+            # A context that the caller gave has other sockets in it.
+            opened = getattr(self, "_pub", None)
+            if opened is not None:
+                opened.close(0)
+            if self._own_context:
+                self._context.destroy(linger=0)
             raise
         self.endpoint = self._bound(self._pub)
         self.replay_endpoint = None if self._router is None else self._bound(self._router)

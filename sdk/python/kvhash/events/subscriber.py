@@ -7,6 +7,7 @@ ZeroMQ's queue, and what that drops shows as a gap.
 
 from __future__ import annotations
 
+import threading
 import time
 import warnings
 from collections import deque
@@ -119,23 +120,35 @@ class SubscriberCore:
         self.closed = False
         try:
             for source in self._sources:
+                if not bind:
+                    check_connectable(source.endpoint)
+                if source.replay_endpoint is not None:
+                    check_connectable(source.replay_endpoint)
+            self._warn_of_remote()
+            for source in self._sources:
                 self._lines.append(_Line(source, self._connect(source, topic, rcvhwm, bind)))
         except BaseException:
             self.close()
             raise
 
-    def _connect(self, source: Source, topic: str, rcvhwm: int, bind: bool) -> zmq.Socket[Any]:
-        if not bind:
-            check_connectable(source.endpoint)
-        if source.replay_endpoint is not None:
-            check_connectable(source.replay_endpoint)
-        if not is_loopback(source.endpoint):
+    def _warn_of_remote(self) -> None:
+        """Say once for all sources that what they send can be read on the way."""
+        remote = [
+            s.endpoint
+            for s in self._sources
+            if s.endpoint.startswith("tcp://") and not is_loopback(s.endpoint)
+        ]
+        if remote:
+            more = f" and {len(remote) - 1} more" if len(remote) > 1 else ""
             warnings.warn(
                 RemoteEndpointWarning(
-                    f"{source.endpoint}: events and their token ids travel in clear; use a private network or a tunnel"
+                    f"{remote[0]}{more}: events and their token ids travel in clear; "
+                    "use a private network or a tunnel"
                 ),
-                stacklevel=5,
+                stacklevel=4,
             )
+
+    def _connect(self, source: Source, topic: str, rcvhwm: int, bind: bool) -> zmq.Socket[Any]:
         socket = self._socket(zmq.SUB, source.endpoint)
         socket.setsockopt(zmq.RCVHWM, rcvhwm)
         socket.setsockopt(zmq.SUBSCRIBE, topic.encode())
@@ -226,20 +239,46 @@ class SubscriberCore:
                 records.append(message)
                 continue
             tracker = self._tracker_of(line, message)
-            if (
-                tracker.expected is None
-                and isinstance(self._from_seq, int)
-                and self._from_seq < 0
-                and tracker.can_replay
-            ):
-                tracker.start_from(max(0, message.seq + self._from_seq), now)
+            if tracker is None:
+                records.append(
+                    BadMessage(
+                        line.source.endpoint,
+                        None,
+                        message.seq,
+                        message.received_ns,
+                        message.fault,
+                        tuple(frames),
+                    )
+                )
+                continue
+            if tracker.expected is None:
+                self._join(tracker, message.seq, now)
             records += tracker.live(message, now)
         return records
 
-    def _tracker_of(self, line: _Line, message: Message) -> PublisherTracker:
-        """Return the tracker of the message's publisher; one that cannot be read belongs to the only one there is."""
-        if message.batch is None and len(line.trackers) == 1:
-            return next(iter(line.trackers.values()))
+    def _join(self, tracker: PublisherTracker, seq: int, now: float) -> None:
+        """Begin at a publisher's first message, `seq`, or before it where ``from_seq`` wants that."""
+        if self._from_seq == "live":
+            return
+        wanted = 0 if self._from_seq == "start" else self._from_seq
+        assert isinstance(wanted, int)
+        if tracker.can_replay:
+            if wanted < 0:
+                tracker.start_from(max(0, seq + wanted), now)
+        elif 0 <= wanted < seq:
+            tracker.expected = wanted  # nobody replays what came before: it is reported as lost
+
+    def _tracker_of(self, line: _Line, message: Message) -> PublisherTracker | None:
+        """Return the tracker of the message's publisher.
+
+        A batch that cannot be read has no rank: it is of the only publisher, else of the only one whose next number it
+        has, else of nobody (None): a tracker of its own would see gaps between messages of different publishers.
+        """
+        if message.batch is None:
+            known = list(line.trackers.values())
+            if len(known) > 1:
+                known = [tracker for tracker in known if tracker.expected == message.seq]
+            return known[0] if len(known) == 1 else None
         if line.start is not None and line.start.rank is None and message.rank is not None:
             # The replay was asked for before anybody knew the rank: the first batch tells it.
             del line.trackers[None]
@@ -338,12 +377,25 @@ class Subscriber:
         self._idle_timeout = idle_timeout
         self._ready: deque[Record] = deque()
         self._began = False
+        self._closing = False
+        self._polling = threading.Lock()
+        self._poller: int | None = None
 
     def poll(self, timeout: float | None = None) -> Record | None:
         """Return the next record, or None when none is due within `timeout` seconds (None: wait for ever)."""
         deadline = None if timeout is None else time.monotonic() + timeout
+        with self._polling:
+            self._poller = threading.get_ident()
+            try:
+                return self._poll(deadline)
+            finally:
+                self._poller = None
+                if self._closing:
+                    self._core.close()
+
+    def _poll(self, deadline: float | None) -> Record | None:
         while not self._ready:
-            if self._core.closed:
+            if self._closing:
                 return None
             now = time.monotonic()
             if not self._began:
@@ -362,7 +414,7 @@ class Subscriber:
         poller = zmq.Poller()
         for socket in self._core.sockets():
             poller.register(socket, zmq.POLLIN)
-        # Woken at least twice a second, so that another thread's close() is seen.
+        # Woken at least twice a second, so that another thread's close() is seen; sockets are this thread's alone.
         poller.poll(int(max(1, min(500.0, (min(due) - now) * 1000 if due else 500.0))))
 
     def __iter__(self) -> Iterator[Record]:
@@ -373,8 +425,12 @@ class Subscriber:
             yield record
 
     def close(self) -> None:
-        """Close all sockets and end the iteration."""
-        self._core.close()
+        """Close all sockets and end the iteration; from another thread, or a signal handler, within half a second."""
+        self._closing = True
+        if self._poller == threading.get_ident():
+            return  # called from within `poll`, which closes when it returns
+        with self._polling:
+            self._core.close()
 
     def __enter__(self) -> Subscriber:
         return self

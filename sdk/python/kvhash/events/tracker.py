@@ -21,6 +21,7 @@ that were delivered; in the latter case a `Lost` stands between them.)
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -42,6 +43,8 @@ _REMEMBERED = 4096
 _STALE_RUN = 8
 #: For so many batches after a restart, messages of the life before it are reckoned with.
 _FORMER_LIFE = 1000
+#: A replay may take so many times its timeout in all, however often it answers.
+_LONGEST_REPLAY = 10
 #: A replay asks for up to so many delivered batches before the missing ones, to see that they are of one life.
 _OVERLAP = 16
 
@@ -84,6 +87,9 @@ def parse_message(frames: list[bytes], endpoint: str, received_ns: int) -> Messa
     if len(frames[1]) != 8:
         reason = f"a sequence number of {len(frames[1])} bytes; expected 8"
         return BadMessage(endpoint, None, None, received_ns, reason, tuple(frames))
+    if int.from_bytes(frames[1], "big") == END_SEQ:
+        reason = "sequence number -1, which is a replay's end marker and no batch's"
+        return BadMessage(endpoint, None, None, received_ns, reason, tuple(frames))
     return _read(frames[0], int.from_bytes(frames[1], "big"), frames[2], received_ns, False)
 
 
@@ -108,16 +114,19 @@ class Replay:
     """A replay under way: from which number it asks, until when it may take, and what it has brought.
 
     ``wanted``: the first number that is missing; ``start`` may be one before it. ``probe``: asked without a gap, to
-    see whether the last messages were missed.
+    see whether the last messages were missed. ``until``: the end of it, however often it answers; ``seen``: the
+    highest number that it answered, a lower or repeated one being no progress.
     """
 
     start: int
     wanted: int
     deadline: float
+    until: float
     attempt: int = 1
     probe: bool = False
     lowest: int | None = None
     highest: int | None = None
+    seen: int = -1
     ended: bool = False
 
 
@@ -183,7 +192,9 @@ class PublisherTracker:
             or message.seq > self._newest[0]
             or self._wrapped(message.seq, self._newest[0])
         ):
-            self._newest = (message.seq, _ts(message))
+            # One whose time cannot be read says nothing about time: the last known stays.
+            known = float("-inf") if self._newest is None else self._newest[1]
+            self._newest = (message.seq, _ts(message) if _is_timed(message) else known)
         self._held[message.seq] = message
         return self._advance(now)
 
@@ -198,7 +209,9 @@ class PublisherTracker:
         if message.seq < replay.start:
             replay.ended = True  # not what was asked for: taking it would go on for ever
             return self._advance(now)
-        replay.deadline = now + self.replay_timeout
+        if message.seq > replay.seen:
+            replay.seen = message.seq
+            replay.deadline = min(now + self.replay_timeout, replay.until)
         if message.seq < replay.wanted:
             known = self._delivered.get(message.seq)
             if known is not None and known[0] != _fingerprint(message.payload):
@@ -245,7 +258,7 @@ class PublisherTracker:
 
         ``old``: it is of a former life; ``new``: it is of a life after the one that is followed.
         """
-        if self._newest is None or message.batch is None:
+        if self._newest is None or message.batch is None or not _is_timed(message):
             return "fits"
         if message.batch.ts < self._floor:
             return "old"
@@ -290,7 +303,7 @@ class PublisherTracker:
 
     def _restart(self, shown: Message) -> list[Record]:
         """Forget the former life; `shown` is the message of the new one."""
-        lost = [Lost(self.endpoint, self.rank, first, last, "not-in-buffer") for first, last in self._gaps]
+        records = self._flush()
         last, self._last_seq = self._last_seq, None
         self._gaps.clear()
         self._held.clear()
@@ -301,18 +314,32 @@ class PublisherTracker:
         self.expected = 0
         # Whatever is as old as the former life's latest message is of that life, unless the clock was set back.
         former = float("-inf") if self._newest is None else self._newest[1]
-        self._floor = former if former < _ts(shown) else float("-inf")
-        self._newest = (shown.seq, _ts(shown))
+        self._floor = former if _is_timed(shown) and former < _ts(shown) else float("-inf")
+        self._newest = (shown.seq, _ts(shown) if _is_timed(shown) else float("-inf"))
         self._former_until = shown.seq + _FORMER_LIFE
-        return [*lost, Restart(self.endpoint, self.rank, last)]
+        return [*records, Restart(self.endpoint, self.rank, last)]
+
+    def _flush(self) -> list[Record]:
+        """Deliver what is held of a life that is over, in order; each hole in it is lost."""
+        records: list[Record] = []
+        while self._held:
+            records += self._deliver()
+            if self._held:
+                last = self._hole_end()
+                self._note_gap(records, last)
+                records += self._give_up(last, "not-in-buffer")
+        return records + [Lost(self.endpoint, self.rank, *gap, "not-in-buffer") for gap in self._gaps]
 
     def _begin_anew(self, shown: Message, now: float) -> list[Record]:
         """Start the new life that `shown` is of; all of it is asked for, from 0."""
         kept = [m for m in self._held.values() if m.seq >= shown.seq and _ts(m) >= _ts(shown)]
+        for message in kept:
+            del self._held[message.seq]
         records = self._restart(shown)
         self._held.update((message.seq, message) for message in [shown, *kept])
-        newest = max(self._held.values(), key=lambda message: message.seq)
-        self._newest = (newest.seq, _ts(newest))
+        newest = max(filter(_is_timed, self._held.values()), key=lambda message: message.seq, default=None)
+        if newest is not None:
+            self._newest = (newest.seq, _ts(newest))
         self._ask(0, now, overlap=False)
         return records
 
@@ -324,13 +351,15 @@ class PublisherTracker:
         start = wanted
         while overlap and wanted - start < _OVERLAP and start - 1 in self._delivered:
             start -= 1
-        self.replay = Replay(start, wanted, now + self.replay_timeout, attempt, probe)
+        until = now + _LONGEST_REPLAY * self.replay_timeout
+        self.replay = Replay(start, wanted, now + self.replay_timeout, until, attempt, probe)
         self.asked += 1
 
     def _advance(self, now: float) -> list[Record]:
         if self.expected is None:
             return []
-        records = [] if self.replay and not self.replay.ended else list(self._deliver())
+        waits = self.replay is not None and not self.replay.ended and len(self._held) <= self.max_held
+        records = [] if waits else list(self._deliver())
         if self.replay is not None:
             timed_out = now >= self.replay.deadline
             if self.replay.ended or timed_out or len(self._held) > self.max_held:
@@ -342,7 +371,7 @@ class PublisherTracker:
     def _missing(self, now: float) -> list[Record]:
         """Handle the hole before the held messages, no replay being under way."""
         assert self.expected is not None
-        first, last = self.expected, min(self._held) - 1
+        first, last = self.expected, self._hole_end()
         records: list[Record] = []
         if not self._gaps or self._gaps[-1][1] < first:
             self._gaps.append((first, last))
@@ -371,7 +400,7 @@ class PublisherTracker:
             return records
         if self.expected in self._held:
             return records
-        hole_end = min(self._held) - 1
+        hole_end = self._hole_end()
         # The buffer is contiguous: a hole above the lowest number returned was dropped on its way, and what lies above
         # the highest was published after the answer. Both are worth another attempt; what lies below was evicted.
         evicted = not timed_out and (replay.lowest is None or self.expected < replay.lowest)
@@ -379,12 +408,20 @@ class PublisherTracker:
             evicted = False
         if not evicted and not overflow and replay.attempt < self.replay_attempts:
             self._note_gap(records, hole_end)
-            self._ask(self.expected, now, attempt=replay.attempt + 1)
+            # One that brought something was no failure; a long replay over a bad line takes as many as it needs.
+            attempt = replay.attempt + 1 if self.expected == replay.wanted else 1
+            self._ask(self.expected, now, attempt=attempt)
             return records
         reason = "overflow" if overflow else "no-answer" if timed_out else "not-in-buffer"
         self._note_gap(records, hole_end)
         records += self._give_up(hole_end, reason)
         return records + self._advance(now)
+
+    def _hole_end(self) -> int:
+        """Return the last number of the hole before the held messages; one over the wrap is taken as two."""
+        assert self.expected is not None
+        expected = self.expected
+        return min((seq for seq in self._held if seq >= expected), default=END_SEQ) - 1
 
     def _note_gap(self, records: list[Record], last: int) -> None:
         assert self.expected is not None
@@ -454,6 +491,10 @@ class PublisherTracker:
 def _ts(message: Message) -> float:
     """Return the batch's own time; of a message that cannot be read, one that decides nothing."""
     return message.batch.ts if message.batch is not None else float("inf")
+
+
+def _is_timed(message: Message) -> bool:
+    return message.batch is not None and math.isfinite(message.batch.ts)
 
 
 def _fingerprint(payload: bytes) -> bytes:
