@@ -1,0 +1,34 @@
+//! The KV-cache block hashes that vLLM computes, computed outside vLLM.
+//!
+//! vLLM names each full KV-cache block by a chained hash, `H(serialize((parent, tokens, extra_keys)))`. This crate
+//! computes these hashes for every release since 0.9.2, every reproducible algorithm and every extra key, near the
+//! speed of the digest itself. The Python package of the same name is the readable definition; both answer alike.
+//!
+//! [`BlockHasher`] is where to start; [`lines`] answers the request lines of the test corpus.
+
+#![forbid(unsafe_code)]
+
+mod block_hash;
+mod cbor;
+pub mod contract;
+#[rustfmt::skip]
+mod contract_table;
+mod error;
+mod extra_keys;
+mod function;
+mod hasher;
+mod json;
+pub mod lines;
+mod pickle5;
+mod request;
+mod text;
+mod value;
+
+pub use block_hash::BlockHash;
+pub use contract::{Algorithm, Contract, Release};
+pub use error::{Code, Error, Result};
+pub use extra_keys::{Lora, MultimodalItem, PromptEmbeds, RequestKeys};
+pub use function::{HashFunction, Token};
+pub use hasher::{none_hash, BlockHasher, Chain, ChainState, Keyed, Settings, MAX_BLOCK_SIZE, MAX_LOOKAHEAD};
+pub use request::Request;
+pub use value::{Tag, Value};

@@ -1,0 +1,127 @@
+//! Request lines: one JSON object a line in, one a line out. One bad line gives one error line.
+//!
+//! ```
+//! let line = br#"{"id":"1","vllm":"0.33.0","hash_seed":"0","algorithm":"md5","tokens":[]}"#;
+//! let answer = kvhash::lines::answer_line(line).unwrap();
+//! assert!(answer.starts_with(r#"{"id":"1","error":{"code":"unknown-algorithm","#));
+//! ```
+
+use crate::block_hash::BlockHash;
+use crate::error::{Code, Error, Result};
+use crate::json::{self, Json, Text};
+use crate::request::Request;
+use crate::text;
+use crate::value::Value;
+
+/// The longest request line, in bytes.
+pub const MAX_LINE_BYTES: usize = 8 * 1024 * 1024;
+
+/// Answer one line, without a newline behind it; `None` for a blank one.
+#[must_use]
+pub fn answer_line(line: &[u8]) -> Option<String> {
+    if line.iter().all(|byte| byte.is_ascii_whitespace() || *byte == 0x0b) {
+        return None;
+    }
+    if line.len() > MAX_LINE_BYTES {
+        return Some(answer_too_long(line.len() as u64));
+    }
+    let mut identity = Json::Null;
+    let answered = answer(line, &mut identity);
+    Some(match answered {
+        Ok(body) => {
+            let mut out = String::from("{\"id\":");
+            identity.write(&mut out);
+            out + &body
+        }
+        Err(error) => error_line(&identity, &error),
+    })
+}
+
+/// The answer to a line of `length` bytes that was not read because that is more than [`MAX_LINE_BYTES`].
+#[must_use]
+pub fn answer_too_long(length: u64) -> String {
+    let message = format!(
+        "the line has {length} bytes; at most {MAX_LINE_BYTES} are read (raise the limit to hash it)"
+    );
+    error_line(&Json::Null, &Error::new(Code::LineTooLong, message))
+}
+
+fn error_line(identity: &Json, error: &Error) -> String {
+    let mut out = String::from("{\"id\":");
+    identity.write(&mut out);
+    out += ",\"error\":{\"code\":\"";
+    out += error.code.as_str();
+    out += "\",\"message\":";
+    json::write_str(&error.to_string(), &mut out);
+    out + "}}"
+}
+
+fn answer(line: &[u8], identity: &mut Json) -> Result<String> {
+    let value = json::parse(line, "the line")?;
+    if let Json::Object(fields) = &value {
+        let id = fields.iter().find(|(name, _)| *name == Text::Plain("id".into()));
+        *identity = id.map_or(Json::Null, |(_, id)| id.clone());
+    }
+    let request = Request::from_json(value)?;
+    let hasher = request.hasher()?;
+    let mut chain = hasher.chain(request.keys().clone())?;
+    chain.append(request.tokens());
+    let mut out = String::from(",\"none_hash\":");
+    write_hash(&hasher.none_hash(), &mut out);
+    out += ",\"block_hashes\":";
+    write_list(chain.hashes(), &mut out, write_hash);
+    out += ",\"external\":";
+    write_list(chain.hashes(), &mut out, |hash, out| {
+        out.push('"');
+        *out += &hash.external();
+        out.push('"');
+    });
+    out += ",\"extra_keys\":";
+    write_list(&chain.extra_keys(), &mut out, |keys, out| match keys {
+        None => out.push_str("null"),
+        Some(keys) => write_list(keys, out, write_value),
+    });
+    out.push('}');
+    Ok(out)
+}
+
+fn write_list<T>(items: &[T], out: &mut String, mut write: impl FnMut(&T, &mut String)) {
+    out.push('[');
+    for (i, item) in items.iter().enumerate() {
+        if i > 0 {
+            out.push(',');
+        }
+        write(item, out);
+    }
+    out.push(']');
+}
+
+fn write_hash(hash: &BlockHash, out: &mut String) {
+    match hash.digest() {
+        Some(digest) => {
+            out.push('"');
+            *out += &text::hex(digest);
+            out.push('"');
+        }
+        None => {
+            *out += "{\"int\":\"";
+            *out += &hash.external();
+            *out += "\"}";
+        }
+    }
+}
+
+fn write_value(value: &Value, out: &mut String) {
+    match value {
+        Value::None => out.push_str("null"),
+        Value::Int(number) => *out += &number.to_string(),
+        Value::Text(text) => json::write_str(text, out),
+        Value::Tag(tag) => json::write_str(tag.as_str(), out),
+        Value::Bytes(bytes) => {
+            *out += "{\"bytes\":\"";
+            *out += &text::hex(bytes);
+            *out += "\"}";
+        }
+        Value::Tuple(items) => write_list(items, out, write_value),
+    }
+}
