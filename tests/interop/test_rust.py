@@ -117,6 +117,8 @@ SHOWN = [
     b'{"tokens":[],"block_size":1180591620717411303423}',
     b'{"tokens":[],"prompt_embeds":{"shape":[1,1],"dtype":{"a":[]},"data":""}}',
     b'{"id":1e999,"tokens":[]}',
+    b'{"id":"a","vllm":"0.33.0aaaaa","tokens":[]}',
+    b'{"vllm":"0.33.0rc1rc2rc3rc4+x","tokens":[],"hash_seed":"0"}',
     b'{"id":-0,"tokens":[1}',
     b'{"id":"a","tokens":[1]',
     b'{"id":"a"',
@@ -164,7 +166,7 @@ def test_the_line_limit_is_the_same(program: list[str]) -> None:
     """A line of the limit is read, one byte more is refused with its length, and the next line is answered."""
     good = b'{"tokens":[1],"hash_seed":"0"}'
     fitting = good + b" " * (MAX_LINE_BYTES - 1 - len(good)) + b"\n"
-    lines = [fitting, b" " + fitting, fitting[:-1] * 2 + b"\n", good]
+    lines = [fitting, b" " + fitting, b"  " + fitting, fitting[:-1] * 2 + b"\n", good]
     _assert_same_words(program, lines)
 
 
