@@ -91,8 +91,7 @@ def take_tokens(engine: _native.Engine | None, tokens: TokenIds, *, at: str) -> 
     """
     if engine is None:
         return normalize_tokens(tokens, at=at)
-    module = _native_module() or _import()[0]
-    assert module is not None
+    module: Any = _import()[0]  # there, since the engine is its
     taken = module.take_tokens(tokens)
     if taken is None:
         array = as_array(tokens)
