@@ -204,9 +204,9 @@ def test_numpy_arrays_are_taken_in_alike() -> None:
 
 
 BAD: list[Any] = [
-    None, 5, "1 2", b"12", bytearray(b"12"), {}, {1: 2}, [-1], [1, -1], [1 << 64], [1, True], [1.0], ["1"], [None],
+    5, "1 2", b"12", bytearray(b"12"), {}, {1: 2}, [-1], [1, -1], [1 << 64], [1, True], [1.0], ["1"], [None],
     [[1]], (1, 2, -3), [2**70, "x"], array("i", [-1]), array("d", [1.0]), array("b", [1, -1]), object(),
-    memoryview(b"ab").cast("c"), array("q", [-(1 << 63)]), [0] * 50 + [False], iter([1, "x"]), range(-1, 3),
+    memoryview(b"ab").cast("c"), array("q", [-(1 << 63)]), [0] * 50 + [False], range(-1, 3),
 ]  # fmt: skip
 
 
@@ -215,8 +215,6 @@ def test_bad_token_ids_are_refused_in_the_same_words(place: int) -> None:
     """Type, code, message and place of the error are equal, and a chain is left as it was."""
     native, pure = _pair()
     bad = BAD[place]
-    if hasattr(bad, "__next__"):
-        bad = [1, "x"]
     expected = _outcome(lambda: pure.hash_tokens(bad))
     assert _outcome(lambda: native.hash_tokens(bad)) == expected
     assert expected[1] == "invalid-token"
@@ -236,10 +234,9 @@ def test_a_batch_is_its_prompts_one_by_one() -> None:
             [rng.randrange(150_000) for _ in range(rng.choice([0, 3, 4, 700, 3000]))] for _ in range(60)
         ]
         expected = [pure.hash_tokens(prompt) for prompt in prompts]
-        prompts[7] = iter(prompts[7])
         for i in range(10, 60, 3):
             prompts[i] = array("I", prompts[i])
-        prompts[7] = list(prompts[7])
+        prompts[7] = tuple(prompts[7])
         for threads in (None, 1, 2, 5, 1000):
             assert native.hash_batch(prompts, threads=threads) == expected
         assert pure.hash_batch(prompts) == expected
