@@ -7,6 +7,7 @@ import os
 import random
 from array import array
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from kvhash import BlockHasher, Chain, HashRequest, KvHashError, MissingDependen
 
 from .strategies import TOKENS, requests
 
+CODES = ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8")
 SETTINGS = ("vllm", "algorithm", "hash_seed", "block_size", "lookahead", "decode_context_parallel_size")
 KEYS = ("lora", "cache_salt", "multimodal", "prompt_embeds")
 
@@ -86,7 +88,7 @@ def _compare(request: dict[str, Any], cuts: list[int]) -> None:
     tokens = list(checked.tokens)
     places = sorted({min(cut, len(tokens)) for cut in cuts} | {0, len(tokens)})
     grown, reference = native.chain(**keys), pure.chain(**keys)
-    for start, end in zip(places, places[1:], strict=False):
+    for start, end in pairwise(places):
         twin = grown.copy()
         assert grown.append(tokens[start:end]) == reference.append(tokens[start:end])
         assert grown.num_tokens == reference.num_tokens == end
@@ -105,9 +107,7 @@ def test_both_backends_answer_alike(request: dict[str, Any], cuts: list[int]) ->
 @pytest.mark.long
 @pytest.mark.timeout(7200)
 @given(requests(), st.lists(st.integers(0, 60), max_size=5))
-@settings(
-    max_examples=100_000, deadline=None, suppress_health_check=list(HealthCheck), database=None
-)
+@settings(max_examples=100_000, deadline=None, suppress_health_check=list(HealthCheck), database=None)
 def test_both_backends_answer_alike_a_hundred_thousand_times(
     request: dict[str, Any], cuts: list[int]
 ) -> None:
@@ -167,7 +167,8 @@ def _forms(values: list[int]) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(
-    "values", [[], [1, 2, 3, 4, 5], [0, 23, 24, 255, 256, 65_535, 65_536, 151_000], [1 << 32, (1 << 64) - 1] * 3]
+    "values",
+    [[], [1, 2, 3, 4, 5], [0, 23, 24, 255, 256, 65_535, 65_536, 151_000], [1 << 32, (1 << 64) - 1] * 3],
 )
 def test_every_form_of_token_ids_is_taken_in_alike(values: list[int]) -> None:
     """Lists, tuples, iterators, arrays, memory views (with steps too) and tensors give the same hashes."""
@@ -182,7 +183,7 @@ def test_numpy_arrays_are_taken_in_alike() -> None:
     native, pure = _pair()
     values = numpy.arange(40) * 3
     forms = [
-        *(values.astype(f"{order}{code}") for order in "<>" for code in "i1 i2 i4 i8 u1 u2 u4 u8".split()),
+        *(values.astype(f"{order}{code}") for order in "<>" for code in CODES),
         values[::2],
         values[::-1],
         values.reshape(5, 8)[:, 0],

@@ -138,7 +138,8 @@ class BlockHasher:
         )
         if lookahead and not contract.lookahead:
             raise FeatureNotInReleaseError(
-                f"vLLM {contract.release} has no look-ahead hashing; expected a look-ahead of 0", at="$.lookahead"
+                f"vLLM {contract.release} has no look-ahead hashing; expected a look-ahead of 0",
+                at="$.lookahead",
             )
         root = none_hash(contract, algorithm, self.hash_seed)
         for name, value in (
@@ -193,7 +194,9 @@ class BlockHasher:
             ]
         given = list(prompts)
         batch: list[list[ChainValue]] = self._engine.hash_batch(
-            given, lambda i: normalize_tokens(given[i], at=f"$[{i}]"), min(threads or os.cpu_count() or 1, 256)
+            given,
+            lambda i: normalize_tokens(given[i], at=f"$[{i}]"),
+            min(threads or os.cpu_count() or 1, 256),
         )
         return batch
 
@@ -282,9 +285,7 @@ class Chain:
         # The native chain does not keep keys: they follow from the request and, with look-ahead, the next tokens.
         following, width = self._native.following(), self.hasher.lookahead
         self._first_item = 0
-        return [
-            self._block_keys(i, following[i * width : (i + 1) * width]) for i in range(len(self._hashes))
-        ]
+        return [self._block_keys(i, following[i * width : (i + 1) * width]) for i in range(len(self._hashes))]
 
     def event_extra_keys(self) -> list[ExtraKeys]:
         """Return the extra keys of every hashed block as events publish them: untagged, without look-ahead tokens."""
@@ -310,7 +311,8 @@ class Chain:
         size = check_block_size(block_size)
         if size % self.hasher.span:
             raise InvalidBlockSizeError(
-                f"a view needs a multiple of the {self.hasher.span} tokens of a hash, got {size}", at="$.block_size"
+                f"a view needs a multiple of the {self.hasher.span} tokens of a hash, got {size}",
+                at="$.block_size",
             )
         return BlockHashView(self._hashes, size // self.hasher.span)
 
@@ -363,4 +365,3 @@ class Chain:
 
     def __repr__(self) -> str:
         return f"Chain({len(self)} blocks, {self.num_tokens} tokens)"
-

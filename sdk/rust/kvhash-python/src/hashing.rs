@@ -277,6 +277,23 @@ impl Chain {
     }
 }
 
+/// Hash a chain of messages of these lengths, each with the digest before it inside, by SHA-256 alone: what
+/// benchmarks compare with.
+#[pyfunction]
+pub(crate) fn bare_sha256_chain<'py>(py: Python<'py>, lengths: Vec<usize>) -> PyResult<Bound<'py, PyBytes>> {
+    let longest = lengths.iter().copied().max().unwrap_or(0);
+    if lengths.iter().any(|length| *length < 35) || longest > 1 << 24 {
+        return Err(PyValueError::new_err("expected lengths from 35 to 2^24"));
+    }
+    let mut message = vec![0x17; longest];
+    let mut digest = [0; 32];
+    for length in lengths {
+        message[3..35].copy_from_slice(&digest);
+        digest = kvhash::sha256(std::hint::black_box(&message[..length]));
+    }
+    Ok(PyBytes::new(py, &digest))
+}
+
 // --- batches ------------------------------------------------------------------------------------------------------
 
 #[derive(Default)]

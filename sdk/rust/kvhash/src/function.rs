@@ -53,6 +53,13 @@ pub(crate) struct Scratch {
     general: Vec<u8>,
 }
 
+/// SHA-256 as this crate uses it.
+#[must_use]
+pub fn sha256(data: &[u8]) -> [u8; 32] {
+    use sha2::Digest as _;
+    sha2::Sha256::digest(data).into()
+}
+
 /// An algorithm together with what its release chains.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HashFunction {
@@ -93,10 +100,7 @@ impl HashFunction {
 
     fn digest(&self, data: &[u8]) -> BlockHash {
         match self.algorithm.digest {
-            Digest::Sha256 => {
-                use sha2::Digest as _;
-                self.keep_sha256(sha2::Sha256::digest(data).into())
-            }
+            Digest::Sha256 => self.keep_sha256(sha256(data)),
             Digest::Xxh3 => self.keep_xxh3(xxh3_128(data)),
         }
     }
