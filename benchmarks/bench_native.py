@@ -224,6 +224,7 @@ def _describe() -> str:
     )
 
 
+_ROWS = 0
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(

@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 /// The native core of kvhash; `kvhash` uses it where it is built.
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    raw::probe(module.py());
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<hashing::Engine>()?;
     module.add_class::<hashing::Chain>()?;

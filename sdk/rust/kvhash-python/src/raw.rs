@@ -8,6 +8,7 @@
 
 use std::ffi::{c_char, c_int, c_void, CStr};
 use std::ptr;
+use std::sync::OnceLock;
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -161,6 +162,47 @@ impl Drop for Buffer {
     }
 }
 
+/// How a positive int of one digit looks in this interpreter: the word behind its header, which tells the number of
+/// digits and the sign. Unset where a probe found another layout.
+///
+/// An int's layout is not part of the stable ABI, so nothing is taken on trust: [`probe`] compares what it reads with
+/// known values, and everything that does not look so goes through the C API. All reads lie within the smallest int
+/// object (a header of two words, a word, a digit of 32 bits).
+static SMALL_INT: OnceLock<usize> = OnceLock::new();
+
+/// The word and the digit behind an int's header.
+///
+/// # Safety
+/// `item` is a live exact int.
+#[inline]
+unsafe fn word_and_digit(item: *mut ffi::PyObject) -> (usize, u32) {
+    // SAFETY: as told at `SMALL_INT`.
+    unsafe {
+        let word = item.cast::<usize>().add(2);
+        (word.read(), word.add(1).cast::<u32>().read())
+    }
+}
+
+/// Find out how small ints look; called once, when the module is imported.
+pub(crate) fn probe(py: Python<'_>) {
+    if std::mem::size_of::<usize>() != 8 {
+        return;
+    }
+    let look = |value: i128| {
+        let int = value.into_pyobject(py).ok()?.into_any();
+        // SAFETY: the int is alive while it is read.
+        unsafe { (ffi::PyLong_CheckExact(int.as_ptr()) != 0).then(|| word_and_digit(int.as_ptr())) }
+    };
+    let Some((small, 5)) = look(5) else { return };
+    let one_digit = [1, 23, 256, 65_535, 70_000, 151_000, (1 << 29) + 12_345, (1 << 30) - 1];
+    let others = [0, -1, -5, -70_000, 1 << 30, (1 << 30) + 5, 1 << 40, (1 << 64) - 1, -(1 << 31), -(1 << 40)];
+    let alike = one_digit.iter().all(|value| look(*value).is_some_and(|seen| seen == (small, *value as u32)))
+        && others.iter().all(|value| look(*value).is_some_and(|(word, _)| word != small));
+    if alike {
+        let _ = SMALL_INT.set(small);
+    }
+}
+
 /// Token ids of a list or tuple.
 pub(crate) enum Ids {
     /// All below 2^32.
@@ -171,8 +213,8 @@ pub(crate) enum Ids {
 
 /// Read a list or tuple (not a subclass) of plain ints from 0 to 2^64 - 1; `None` for anything else.
 pub(crate) fn read_sequence(object: &Bound<'_, PyAny>) -> Option<Ids> {
-    // SAFETY (of both calls): borrowed references to elements are used at once; no Python code runs between, so the
-    // sequence cannot change under us.
+    // SAFETY (of both calls): the object is of that type, and an item is borrowed and used at once. No Python code
+    // runs between, so the object cannot change under us.
     if let Ok(list) = object.cast_exact::<PyList>() {
         read(list.len(), |i| unsafe { ffi::PyList_GetItem(list.as_ptr(), i as ffi::Py_ssize_t) })
     } else if let Ok(tuple) = object.cast_exact::<PyTuple>() {
@@ -182,10 +224,12 @@ pub(crate) fn read_sequence(object: &Bound<'_, PyAny>) -> Option<Ids> {
     }
 }
 
+#[inline]
 fn read(len: usize, item: impl Fn(usize) -> *mut ffi::PyObject) -> Option<Ids> {
+    let small = SMALL_INT.get().copied();
     let mut narrow: Vec<u32> = Vec::with_capacity(len);
     for i in 0..len {
-        let value = read_int(item(i))?;
+        let value = read_int(item(i), small)?;
         if let Ok(value) = u32::try_from(value) {
             narrow.push(value);
             continue;
@@ -194,7 +238,7 @@ fn read(len: usize, item: impl Fn(usize) -> *mut ffi::PyObject) -> Option<Ids> {
         wide.extend(narrow.iter().map(|value| u64::from(*value)));
         wide.push(value);
         for i in i + 1..len {
-            wide.push(read_int(item(i))?);
+            wide.push(read_int(item(i), small)?);
         }
         return Some(Ids::Wide(wide));
     }
@@ -202,8 +246,8 @@ fn read(len: usize, item: impl Fn(usize) -> *mut ffi::PyObject) -> Option<Ids> {
 }
 
 #[inline]
-fn read_int(item: *mut ffi::PyObject) -> Option<u64> {
-    // SAFETY: the item is null (out of range) or a live borrowed reference; an exception that is set is taken away.
+fn read_int(item: *mut ffi::PyObject, small: Option<usize>) -> Option<u64> {
+    // SAFETY: the item is a live borrowed reference; an exception that is set is taken away.
     unsafe {
         if item.is_null() {
             ffi::PyErr_Clear();
@@ -211,6 +255,12 @@ fn read_int(item: *mut ffi::PyObject) -> Option<u64> {
         }
         if ffi::PyLong_CheckExact(item) == 0 {
             return None;
+        }
+        if let Some(small) = small {
+            let (word, digit) = word_and_digit(item);
+            if word == small {
+                return Some(digit.into());
+            }
         }
         let value = ffi::PyLong_AsUnsignedLongLong(item);
         if value == u64::MAX && !ffi::PyErr_Occurred().is_null() {
