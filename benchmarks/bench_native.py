@@ -2,14 +2,18 @@
 
 Peers:
 
-* **vLLM**: the call that vLLM makes for each block, ``cbor2.dumps(..., canonical=True)`` or ``pickle.dumps(...)`` of
-  (parent, tokens, None), then hashlib or xxhash;
-* **bare chain**: SHA-256 alone over messages of the same sizes, each with the digest before it inside, in native code;
-* **Dynamo**: ``compute_block_hash_for_seq`` of ai-dynamo-runtime, where that is installed (its hashes are its own);
+* **vLLM hash call**: what vLLM calls for each block, ``cbor2.dumps(..., canonical=True)`` or ``pickle.dumps``
+  of (parent, tokens, None), then hashlib or xxhash;
+* **vLLM hasher**: that call and the Python around it: the slice of the request's token view, the extra keys of each
+  kind (none here), the tuple, the call of the hash function by its name;
+* **bare chain**: SHA-256 alone over messages of the same sizes, each with the digest before it inside, in native
+  code;
+* **Dynamo**: ``compute_block_hash_for_seq`` of ai-dynamo-runtime, where that is installed (its hashes are its
+  own);
 * **pure**: the Python definition of this package.
 
-Rounds alternate between the two of a pair, and medians are compared, so that a change of the machine's speed meets
-both. A ratio above 1 says how many times faster kvhash is; for the bare chain, how many times slower.
+Rounds alternate between the two of a pair, and medians are compared, so that a change of the machine's speed
+meets both. A ratio above 1 says how many times faster kvhash is; for the bare chain, how many times slower.
 """
 
 from __future__ import annotations
@@ -68,6 +72,69 @@ def as_vllm_does(algorithm: str, root: Any, tokens: list[int], block_size: int) 
     for start in range(0, len(tokens) - block_size + 1, block_size):
         parent = digest(serialize((parent, tuple(tokens[start : start + block_size]), None)))
         hashes.append(parent)
+    return hashes
+
+
+class _TokenView:
+    """A request's tokens as vLLM hands them to its hasher: a list behind a read-only view."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self._tokens = tokens
+
+    def __getitem__(self, item: slice) -> list[int]:
+        return self._tokens[item]
+
+
+class _Request:
+    """What vLLM's hasher looks at in a plain request."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self.all_token_ids = _TokenView(tokens)
+        self.num_tokens = len(tokens)
+        self.lora = self.cache_salt = self.prompt_embeds = None
+        self.multimodal: list[Any] = []
+
+
+def _lora_keys(request: _Request) -> list[Any]:
+    return [] if request.lora is None else [request.lora]
+
+
+def _multimodal_keys(request: _Request, start: int, end: int, first: int) -> tuple[list[Any], int]:
+    keys: list[Any] = []
+    if not request.multimodal:
+        return keys, first
+    return [item for item in request.multimodal if start <= item < end], first
+
+
+def _embeds_keys(request: _Request, start: int, end: int) -> list[Any]:
+    return [] if request.prompt_embeds is None else [request.prompt_embeds[start:end]]
+
+
+def _extra_keys(request: _Request, start: int, end: int, first: int) -> tuple[tuple[Any, ...] | None, int]:
+    multimodal, first = _multimodal_keys(request, start, end, first)
+    salt = [request.cache_salt] if start == 0 and request.cache_salt else []
+    keys = _lora_keys(request) + multimodal + salt + _embeds_keys(request, start, end)
+    return (tuple(keys) if keys else None), first
+
+
+def as_vllms_hasher_does(algorithm: str, root: Any, tokens: list[int], block_size: int) -> list[Any]:
+    """Hash block by block with vLLM's calls and the Python around them."""
+    serialize, digest = VLLM[algorithm]
+
+    def hash_function(value: Any) -> bytes:
+        return digest(serialize(value))
+
+    def hash_block(parent: Any, block: list[int], keys: tuple[Any, ...] | None) -> bytes:
+        return hash_function((parent or root, tuple(block), keys))
+
+    request = _Request(tokens)
+    hashes: list[Any] = []
+    parent, start, first = None, 0, 0
+    while (end := start + block_size) <= request.num_tokens:
+        keys, first = _extra_keys(request, start, end, first)
+        parent = hash_block(parent, request.all_token_ids[start:end], keys)
+        hashes.append(parent)
+        start = end
     return hashes
 
 
@@ -146,15 +213,19 @@ def _against_vllm(rounds: int) -> None:
             tokens = _tokens(vocabulary)
             hasher = _backend("native", algorithm=algorithm, block_size=block)
             pure = _backend("python", algorithm=algorithm, block_size=block)
-            if not hasher.hash_tokens(tokens) == as_vllm_does(algorithm, hasher.none_hash, tokens, block):
-                sys.exit(f"{algorithm}: the hashes differ")
-            ours, theirs, defined = _medians(
+            expected = hasher.hash_tokens(tokens)
+            for theirs_too in (as_vllm_does, as_vllms_hasher_does):
+                if theirs_too(algorithm, hasher.none_hash, tokens, block) != expected:
+                    sys.exit(f"{algorithm}: the hashes differ")
+            ours, theirs, around, defined = _medians(
                 max(3, rounds // 8),
                 lambda: hasher.hash_tokens(tokens),  # noqa: B023
                 lambda: as_vllm_does(algorithm, hasher.none_hash, tokens, block),  # noqa: B023
+                lambda: as_vllms_hasher_does(algorithm, hasher.none_hash, tokens, block),  # noqa: B023
                 lambda: pure.hash_tokens(tokens),  # noqa: B023
             )
-            _row(algorithm, block, vocabulary, "vLLM (list)", ours, theirs)
+            _row(algorithm, block, vocabulary, "vLLM hash call (list)", ours, theirs)
+            _row(algorithm, block, vocabulary, "vLLM hasher (list)", ours, around)
             if vocabulary == 152_000:
                 _row(algorithm, block, vocabulary, "pure Python path (list)", ours, defined)
 
@@ -198,6 +269,13 @@ def _appends() -> None:
     _row("sha256_cbor", 16, 152_000, "append: 100,000 to 100", ours, theirs, slower=True)
 
 
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "absent"
+
+
 def _describe() -> str:
     try:
         with open("/proc/cpuinfo") as file:
@@ -211,12 +289,7 @@ def _describe() -> str:
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
     ).stdout.strip()
-    libraries = []
-    for name in ("cbor2", "xxhash", "ai-dynamo-runtime"):
-        try:
-            libraries.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            libraries.append(f"{name} absent")
+    libraries = [f"{name} {_version(name)}" for name in ("cbor2", "xxhash", "ai-dynamo-runtime")]
     return (
         f"{processor}, {os.cpu_count()} processors, {sha}\n"
         f"kvhash {kvhash.__version__} at commit {commit or 'unknown'}; python {platform.python_version()}; "
@@ -225,6 +298,8 @@ def _describe() -> str:
 
 
 _ROWS = 0
+
+
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(
