@@ -6,8 +6,8 @@ Peers:
   ``pickle.dumps`` of (parent, tokens, None), then hashlib or xxhash;
 * **vLLM hasher**: that call and the Python around it: the slice of the request's token view, the extra keys
   of each kind (none here), the tuple, the call of the hash function by its name;
-* **bare chain**: SHA-256 alone over messages of the same sizes, each with the digest before it inside, in native
-  code;
+* **bare chain**: SHA-256 alone over messages of the same sizes, each with the digest before it inside, in
+  native code;
 * **Dynamo**: ``compute_block_hash_for_seq`` of ai-dynamo-runtime, where that is installed (its hashes are its
   own);
 * **pure**: the Python definition of this package.
