@@ -9,6 +9,7 @@ class Tokens:
 
 def take_tokens(tokens: Any) -> Tokens | None: ...
 def bare_sha256_chain(lengths: Sequence[int]) -> bytes: ...
+
 @final
 class Engine:
     def __new__(
