@@ -48,6 +48,9 @@ check: $(STAMP)
 	@if command -v go >/dev/null; then echo "== gofmt, go vet"; cd sdk/go && test -z "$$(gofmt -l .)" && go vet ./...; \
 	elif [ -n "$$KVHASH_REQUIRE_ALL" ]; then echo "go is required and missing"; exit 1; \
 	else echo "== go is not installed: its checks are skipped"; fi
+	@if command -v cargo >/dev/null; then echo "== cargo fmt, clippy"; cd sdk/rust && cargo fmt --all --check && cargo clippy --quiet --workspace --all-targets -- -D warnings; \
+	elif [ -n "$$KVHASH_REQUIRE_ALL" ]; then echo "cargo is required and missing"; exit 1; \
+	else echo "== cargo is not installed: its checks are skipped"; fi
 
 contract: $(STAMP)
 	@$(BIN)/python tools/gen_contract.py
@@ -59,7 +62,9 @@ format: $(STAMP)
 	@$(BIN)/ruff check --fix .
 
 bench: $(STAMP)
-	@$(BIN)/python benchmarks/bench_hash.py
+	@KVHASH_BACKEND=python $(BIN)/python benchmarks/bench_hash.py
+	@echo "== the native core"
+	@$(BIN)/python benchmarks/bench_native.py
 
 clean:
 	rm -rf $(VENV) .demo build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -39,7 +39,13 @@ def _print_version(program: str) -> None:
     if sys.stdout is None:  # type: ignore[redundant-expr, unused-ignore]
         sys.exit(2)
     try:
-        print(version_text(program))
+        shown = version_text(program)
+    except Exception as error:
+        # Only a wrong KVHASH_BACKEND gets here; the errors' classes are not imported for the sake of this case.
+        print(f"{program}: error [{getattr(error, 'code', 'error')}]: {error}", file=sys.stderr)
+        sys.exit(2)
+    try:
+        print(shown)
         sys.stdout.flush()
     except OSError as error:
         import os

@@ -14,7 +14,8 @@ CORPUS = ROOT / "vectors"
 DATA = ROOT / "tests" / "data"
 
 _ANSWER = """
-import json, sys, warnings
+import json, os, sys, warnings
+os.environ.update({environment!r})
 sys.path.insert(0, {sdk!r})
 warnings.simplefilter("ignore")
 from kvhash.vectors.event_lines import answer_all_lines
@@ -30,7 +31,9 @@ def python(source: str) -> str:
 
 def sdk_program(sdk: Path = SDK) -> str:
     """Return the command line of a program that answers as the SDK in this folder does."""
-    return python(_ANSWER.format(sdk=str(sdk)))
+    # A changed copy is Python; the native core knows nothing of the change.
+    environment = {} if sdk == SDK else {"KVHASH_BACKEND": "python"}
+    return python(_ANSWER.format(sdk=str(sdk), environment=environment))
 
 
 def changed_sdk(folder: Path, changes: list[tuple[str, str, str]]) -> Path:

@@ -8,5 +8,10 @@ __version__ = "0.1.0"
 
 
 def backend() -> str:
-    """Return what computes the hashes in this process: ``"python"`` (the pure Python definition)."""
-    return "python"
+    """Return what computes the hashes in this process: ``"native"`` (Rust) or ``"python"`` (the definition).
+
+    ``KVHASH_BACKEND`` forces one; raises MissingDependencyError where the native module is forced and not built.
+    """
+    from ._backend import backend_name
+
+    return backend_name()

@@ -7,11 +7,13 @@ these tokens, and the block is hashed once they exist.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
+from ._backend import make_engine, start_chain, take_tokens
 from ._checks import TokenIds, check_int, check_text, normalize_tokens
 from ._errors import (
     FeatureNotInReleaseError,
@@ -119,6 +121,8 @@ class BlockHasher:
     contract: Contract = field(init=False, repr=False)
     none_hash: ChainValue = field(init=False, repr=False)
     hash_function: HashFunction = field(init=False, repr=False, compare=False)
+    #: The native engine, or None where pure Python hashes.
+    _engine: Any = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         contract = self.vllm if isinstance(self.vllm, Contract) else Contract.for_vllm(self.vllm)
@@ -137,13 +141,15 @@ class BlockHasher:
                 f"vLLM {contract.release} has no look-ahead hashing; expected a look-ahead of 0",
                 at="$.lookahead",
             )
+        root = none_hash(contract, algorithm, self.hash_seed)
         for name, value in (
             ("block_size", size),
             ("decode_context_parallel_size", dcp),
             ("lookahead", lookahead),
             ("contract", contract),
-            ("none_hash", none_hash(contract, algorithm, self.hash_seed)),
+            ("none_hash", root),
             ("hash_function", HashFunction(algorithm, contract)),
+            ("_engine", make_engine(contract, algorithm, root, size * dcp, lookahead)),
         ):
             object.__setattr__(self, name, value)
 
@@ -170,6 +176,30 @@ class BlockHasher:
         )
         return chain.block_hashes
 
+    def hash_batch(
+        self, prompts: Sequence[TokenIds], *, threads: int | None = None
+    ) -> list[list[ChainValue]]:
+        """Return the hashes of every full block of many prompts that have no extra keys, in their order.
+
+        The native backend hashes over `threads` threads (None: as many as there are processors) and lets the
+        interpreter go meanwhile; the pure path hashes one after the other. Raises InvalidTokenError as `chain`
+        does, with the prompt's place first (``$[3][17]``), and InvalidRequestError for a number of threads below 1.
+        """
+        if threads is not None:
+            threads = check_int(threads, at="$.threads", what="the number of threads", minimum=1)
+        if self._engine is None or self.lookahead:
+            return [
+                Chain(self, RequestKeys(), take_tokens(self._engine, prompt, at=f"$[{i}]")).block_hashes
+                for i, prompt in enumerate(prompts)
+            ]
+        given = list(prompts)
+        batch: list[list[ChainValue]] = self._engine.hash_batch(
+            given,
+            lambda i: normalize_tokens(given[i], at=f"$[{i}]"),
+            min(threads or os.cpu_count() or 1, 256),
+        )
+        return batch
+
     def chain(
         self,
         tokens: TokenIds | None = None,
@@ -190,7 +220,7 @@ class BlockHasher:
         Raises InvalidTokenError, InvalidLoraError, InvalidSaltError, InvalidMultimodalError,
         InvalidPromptEmbedsError.
         """
-        ids = None if tokens is None else normalize_tokens(tokens)
+        ids = None if tokens is None else take_tokens(self._engine, tokens, at="$.tokens")
         keys = RequestKeys.of(
             lora=lora,
             cache_salt=cache_salt,
@@ -198,7 +228,7 @@ class BlockHasher:
             prompt_embeds=prompt_embeds,
             num_tokens=None if ids is None else len(ids),
         )
-        return Chain(self, keys, ids or [])
+        return Chain(self, keys, ids)
 
 
 class Chain:
@@ -208,7 +238,7 @@ class Chain:
     however long the chain is.
     """
 
-    def __init__(self, hasher: BlockHasher, keys: RequestKeys, tokens: list[int]) -> None:
+    def __init__(self, hasher: BlockHasher, keys: RequestKeys, tokens: Any) -> None:
         self.hasher = hasher
         self.keys = keys
         if keys.lora:
@@ -218,12 +248,15 @@ class Chain:
         self._pending: list[int] = []
         self._first_item = 0
         self._always_keyed = bool(hasher.lookahead) or not keys.empty
-        self._grow(tokens)
+        self._native = None if hasher._engine is None else start_chain(hasher._engine, keys)
+        if tokens is not None:
+            self._grow(tokens)
 
     @property
     def num_tokens(self) -> int:
         """How many tokens the chain has, hashed or not."""
-        return len(self._hashes) * self.hasher.span + len(self._pending)
+        waiting = len(self._pending) if self._native is None else self._native.pending
+        return len(self._hashes) * self.hasher.span + waiting
 
     @property
     def block_hashes(self) -> list[ChainValue]:
@@ -243,11 +276,16 @@ class Chain:
 
         Raises InvalidTokenError and then leaves the chain as it was.
         """
-        return self._grow(normalize_tokens(tokens, at="$"))
+        return self._grow(take_tokens(self.hasher._engine, tokens, at="$"))
 
     def extra_keys(self) -> list[ExtraKeys]:
         """Return the extra keys of every hashed block, as hashed (with the look-ahead tokens where there are any)."""
-        return [self._keyed.get(i) for i in range(len(self._hashes))]
+        if self._native is None or not self._always_keyed:
+            return [self._keyed.get(i) for i in range(len(self._hashes))]
+        # The native chain does not keep keys: they follow from the request and, with look-ahead, the next tokens.
+        following, width = self._native.following(), self.hasher.lookahead
+        self._first_item = 0
+        return [self._block_keys(i, following[i * width : (i + 1) * width]) for i in range(len(self._hashes))]
 
     def event_extra_keys(self) -> list[ExtraKeys]:
         """Return the extra keys of every hashed block as events publish them: untagged, without look-ahead tokens."""
@@ -284,9 +322,14 @@ class Chain:
         other._hashes = list(self._hashes)
         other._keyed = dict(self._keyed)
         other._pending = list(self._pending)
+        other._native = None if self._native is None else self._native.copy()
         return other
 
-    def _grow(self, tokens: list[int]) -> list[ChainValue]:
+    def _grow(self, tokens: Any) -> list[ChainValue]:
+        if self._native is not None:
+            grown: list[ChainValue] = self._native.append(tokens)
+            self._hashes += grown
+            return grown
         span, lookahead = self.hasher.span, self.hasher.lookahead
         hash_function = self.hasher.hash_function
         waiting = self._pending + tokens if self._pending else tokens

@@ -30,9 +30,13 @@ fn main() {
                 ((seed >> 33) % vocabulary) as u32
             })
             .collect();
-        let hasher =
-            BlockHasher::new(&Settings { algorithm, block_size: block, hash_seed: Some("0"), ..Settings::default() })
-                .expect("known settings");
+        let hasher = BlockHasher::new(&Settings {
+            algorithm,
+            block_size: block,
+            hash_seed: Some("0"),
+            ..Settings::default()
+        })
+        .expect("known settings");
         let count = tokens.len() / block as usize;
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         for _ in 0..101 {

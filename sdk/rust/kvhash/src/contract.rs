@@ -26,7 +26,7 @@ pub struct Release {
 static RELEASE: LazyLock<Option<Regex>> = LazyLock::new(|| {
     Regex::new(concat!(
         r"(?i)^v?([0-9]{1,6})\.([0-9]{1,6})(?:\.([0-9]{1,6}))?(?:\.([0-9]{1,6}))?",
-        r"(?:[-_.]?(?:a|b|rc|alpha|beta|pre|post|dev)[-_.]?[0-9]*)*(?:\+[a-z0-9._-]*)?$"
+        r"(?:[-_.]?(?:alpha|beta|pre|post|dev|rc|a|b)[-_.]?[0-9]{0,9}){0,4}(?:\+[a-z0-9._-]*)?$"
     ))
     .ok()
 });
@@ -41,7 +41,10 @@ impl Release {
     /// # Errors
     /// [`Code::UnknownRelease`] for what is no version.
     pub fn parse(written: &str) -> Result<Self> {
-        let captures = RELEASE.as_ref().and_then(|regex| regex.captures(text::strip(written)));
+        let captures = RELEASE
+            .as_ref()
+            .filter(|_| written.chars().count() <= 100)
+            .and_then(|regex| regex.captures(text::strip(written)));
         let number = |i: usize| -> u32 {
             captures.as_ref().and_then(|c| c.get(i)).and_then(|m| m.as_str().parse().ok()).unwrap_or(0)
         };
@@ -50,7 +53,7 @@ impl Release {
                 Code::UnknownRelease,
                 format!(
                     "{} is not a vLLM release; expected one such as {NEWEST} or 'latest'",
-                    text::repr(written)
+                    text::repr(written).chars().take(60).collect::<String>()
                 ),
             ));
         }

@@ -49,8 +49,30 @@ const OVERHEAD: usize = 96;
 /// Buffers that live from block to block.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Scratch {
-    blocks: Vec<[u8; 64]>,
+    /// The preimage of a plain block. It starts at the first cache line of this buffer: many short writes overlap in
+    /// it, and one that crosses a line costs the digest's loads dearly.
+    block: Vec<u8>,
     general: Vec<u8>,
+}
+
+impl Scratch {
+    /// Room for a preimage of `len` bytes and its padding, at the start of a cache line.
+    #[inline]
+    fn room(&mut self, len: usize) -> &mut [u8] {
+        const LINE: usize = 64;
+        if self.block.len() < len + 2 * LINE {
+            self.block.resize(len + 2 * LINE, 0);
+        }
+        let skip = self.block.as_ptr().align_offset(LINE).min(LINE);
+        &mut self.block[skip..]
+    }
+}
+
+/// SHA-256 as this crate uses it.
+#[must_use]
+pub fn sha256(data: &[u8]) -> [u8; 32] {
+    use sha2::Digest as _;
+    sha2::Sha256::digest(data).into()
 }
 
 /// An algorithm together with what its release chains.
@@ -93,10 +115,7 @@ impl HashFunction {
 
     fn digest(&self, data: &[u8]) -> BlockHash {
         match self.algorithm.digest {
-            Digest::Sha256 => {
-                use sha2::Digest as _;
-                self.keep_sha256(sha2::Sha256::digest(data).into())
-            }
+            Digest::Sha256 => self.keep_sha256(sha256(data)),
             Digest::Xxh3 => self.keep_xxh3(xxh3_128(data)),
         }
     }
@@ -144,11 +163,7 @@ impl HashFunction {
         parent: &BlockHash,
         tokens: &[T],
     ) -> BlockHash {
-        let room = tokens.len() * pickle5::MAX_INT.max(cbor::MAX_HEAD) + OVERHEAD + 72;
-        if scratch.blocks.len() * 64 < room {
-            scratch.blocks.resize(room.div_ceil(64), [0; 64]);
-        }
-        let out = scratch.blocks.as_flattened_mut();
+        let out = scratch.room(tokens.len() * pickle5::MAX_INT.max(cbor::MAX_HEAD) + OVERHEAD + 72);
         let end = match (self.algorithm.serialization, parent) {
             (_, BlockHash::Int(_)) => None,
             (Serialization::Cbor, _) => Some(write_cbor(out, parent, tokens)),
@@ -165,7 +180,7 @@ impl HashFunction {
             Digest::Sha256 => {
                 let blocks = pad_sha256(out, end);
                 let mut state = SHA256_START;
-                compress256(&mut state, &scratch.blocks[..blocks]);
+                compress256(&mut state, &out.as_chunks().0[..blocks]);
                 let mut digest = [0; 32];
                 for (to, word) in digest.chunks_exact_mut(4).zip(state) {
                     to.copy_from_slice(&word.to_be_bytes());

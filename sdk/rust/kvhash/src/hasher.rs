@@ -155,7 +155,7 @@ impl BlockHasher {
     pub fn hash_tokens<T: Token>(&self, tokens: &[T]) -> Vec<BlockHash> {
         let mut state = ChainState::new(self.none_hash);
         let mut hashes = Vec::with_capacity(self.blocks_in(tokens.len()));
-        state.grow(self, None, tokens, &mut hashes);
+        state.grow(self, None, tokens, |hash| hashes.push(hash));
         hashes
     }
 
@@ -290,13 +290,13 @@ impl ChainState {
         &self.pending
     }
 
-    /// Add tokens and push the hashes of the blocks that these completed. Costs what the new blocks cost.
+    /// Add tokens and give `sink` the hashes of the blocks that these completed. Costs what the new blocks cost.
     pub fn grow<T: Token>(
         &mut self,
         hasher: &BlockHasher,
         keyed: Option<&Keyed>,
         tokens: &[T],
-        hashes: &mut Vec<BlockHash>,
+        mut sink: impl FnMut(BlockHash),
     ) {
         let mut rest = tokens;
         if !self.pending.is_empty() {
@@ -307,7 +307,7 @@ impl ChainState {
             let taken = usize::try_from(wanted).unwrap_or(usize::MAX).min(rest.len());
             let mut joined = std::mem::take(&mut self.pending);
             joined.extend(rest[..taken].iter().map(|token| token.value()));
-            let used = self.hash_all(hasher, keyed, &joined, hashes);
+            let used = self.hash_all(hasher, keyed, &joined, &mut sink);
             if used < waiting as usize {
                 joined.drain(..used);
                 self.pending = joined;
@@ -315,7 +315,7 @@ impl ChainState {
             }
             rest = &rest[used - waiting as usize..];
         }
-        let used = self.hash_all(hasher, keyed, rest, hashes);
+        let used = self.hash_all(hasher, keyed, rest, &mut sink);
         self.pending.extend(rest[used..].iter().map(|token| token.value()));
     }
 
@@ -325,7 +325,7 @@ impl ChainState {
         hasher: &BlockHasher,
         keyed: Option<&Keyed>,
         tokens: &[T],
-        hashes: &mut Vec<BlockHash>,
+        sink: &mut impl FnMut(BlockHash),
     ) -> usize {
         let blocks = hasher.blocks_in(tokens.len());
         if blocks == 0 {
@@ -334,7 +334,6 @@ impl ChainState {
         let span = hasher.span as usize; // A block of this size fits in memory: it is full.
         let lookahead = hasher.lookahead as usize;
         let function = hasher.function;
-        hashes.reserve(blocks);
         for i in 0..blocks {
             let block = &tokens[i * span..(i + 1) * span];
             let keys = keyed.and_then(|keyed| {
@@ -345,7 +344,7 @@ impl ChainState {
                 Some(keys) => function.keyed_block(&mut self.scratch, &self.parent, block, Some(&keys)),
             };
             self.blocks += 1;
-            hashes.push(self.parent);
+            sink(self.parent);
         }
         blocks * span
     }
@@ -377,11 +376,11 @@ impl Chain {
     pub fn append<T: Token>(&mut self, tokens: &[T]) -> &[BlockHash] {
         let before = self.hashes.len();
         if self.hasher.lookahead == 0 {
-            self.state.grow(&self.hasher, self.keyed.as_ref(), tokens, &mut self.hashes);
+            self.state.grow(&self.hasher, self.keyed.as_ref(), tokens, |hash| self.hashes.push(hash));
         } else {
             let mut known: Vec<u64> = self.state.pending.clone();
             known.extend(tokens.iter().map(|token| token.value()));
-            self.state.grow(&self.hasher, self.keyed.as_ref(), tokens, &mut self.hashes);
+            self.state.grow(&self.hasher, self.keyed.as_ref(), tokens, |hash| self.hashes.push(hash));
             let (span, lookahead) = (self.hasher.span as usize, self.hasher.lookahead as usize);
             for i in 1..=self.hashes.len() - before {
                 self.following.extend_from_slice(&known[i * span..i * span + lookahead]);

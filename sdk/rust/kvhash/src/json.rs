@@ -91,8 +91,7 @@ impl Json {
             Self::Bool(value) => out.push_str(if *value { "true" } else { "false" }),
             Self::Int(value) => out.push_str(&value.to_string()),
             Self::Big(digits) => out.push_str(digits),
-            Self::Float(value) if value.is_finite() => out.push_str(&text::repr_float(*value)),
-            Self::Float(value) => out.push_str(if *value > 0.0 { "Infinity" } else { "-Infinity" }),
+            Self::Float(value) => out.push_str(&text::repr_float(*value)),
             Self::Text(text) => write_text(text, out),
             Self::List(items) => {
                 out.push('[');
@@ -196,6 +195,7 @@ pub(crate) fn parse(data: &[u8], what: &str) -> Result<Json> {
             Fault::Constant(name) => format!("{name} is not JSON"),
             Fault::Twice(name) => format!("the field {} stands twice in one object", name.repr()),
             Fault::TooDeep => format!("{what} is nested too deeply"),
+            Fault::Infinite(number) => format!("{number} is beyond any number"),
             Fault::TooManyDigits => format!("{what} holds a number of too many digits"),
         };
         Error::new(Code::InvalidJson, message)
@@ -209,6 +209,7 @@ enum Fault {
     Twice(Text),
     TooDeep,
     TooManyDigits,
+    Infinite(String),
 }
 
 struct Parser<'a> {
@@ -345,7 +346,10 @@ impl Parser<'_> {
         }
         let written = &self.text[start..end];
         if float {
-            return Ok((Json::Float(written.parse().unwrap_or(f64::NAN)), end));
+            return match written.parse::<f64>() {
+                Ok(number) if number.is_finite() => Ok((Json::Float(number), end)),
+                _ => Err(Fault::Infinite(written.chars().take(20).collect())),
+            };
         }
         if end - whole > MAX_DIGITS {
             return Err(Fault::TooManyDigits);

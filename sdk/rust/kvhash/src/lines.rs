@@ -13,7 +13,7 @@ use crate::request::Request;
 use crate::text;
 use crate::value::Value;
 
-/// The longest request line, in bytes.
+/// The longest request line, in bytes, its end not counted.
 pub const MAX_LINE_BYTES: usize = 8 * 1024 * 1024;
 
 /// Answer one line, without a newline behind it; `None` for a blank one.
@@ -22,8 +22,9 @@ pub fn answer_line(line: &[u8]) -> Option<String> {
     if line.iter().all(|byte| byte.is_ascii_whitespace() || *byte == 0x0b) {
         return None;
     }
-    if line.len() > MAX_LINE_BYTES {
-        return Some(answer_too_long(line.len() as u64));
+    let ending = line.iter().rev().take_while(|byte| matches!(byte, b'\r' | b'\n')).count();
+    if line.len() - ending > MAX_LINE_BYTES {
+        return Some(answer_too_long());
     }
     let mut identity = Json::Null;
     let answered = answer(line, &mut identity);
@@ -37,11 +38,11 @@ pub fn answer_line(line: &[u8]) -> Option<String> {
     })
 }
 
-/// The answer to a line of `length` bytes that was not read because that is more than [`MAX_LINE_BYTES`].
+/// The answer to a line that was not read because it has more than [`MAX_LINE_BYTES`].
 #[must_use]
-pub fn answer_too_long(length: u64) -> String {
+pub fn answer_too_long() -> String {
     let message = format!(
-        "the line has {length} bytes; at most {MAX_LINE_BYTES} are read (raise the limit to hash it)"
+        "the line has more than the {MAX_LINE_BYTES} bytes that are read (raise the limit to hash it)"
     );
     error_line(&Json::Null, &Error::new(Code::LineTooLong, message))
 }

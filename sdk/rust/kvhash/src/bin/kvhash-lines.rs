@@ -5,19 +5,21 @@ use std::process::ExitCode;
 
 use kvhash::lines::{answer_line, answer_too_long, MAX_LINE_BYTES};
 
+/// A line is read up to here: its end is not counted, so there is room for one.
+const LIMIT: u64 = MAX_LINE_BYTES as u64 + 64;
+
 fn run() -> io::Result<()> {
     let mut input = BufReader::with_capacity(1 << 16, io::stdin().lock());
     let mut output = BufWriter::new(io::stdout().lock());
     let mut line = Vec::new();
     loop {
         line.clear();
-        if input.by_ref().take(MAX_LINE_BYTES as u64 + 1).read_until(b'\n', &mut line)? == 0 {
+        if input.by_ref().take(LIMIT).read_until(b'\n', &mut line)? == 0 {
             return output.flush();
         }
-        let answer = if line.len() > MAX_LINE_BYTES {
-            let ended = line.last() == Some(&b'\n');
-            let rest = if ended { 0 } else { skip_line(&mut input)? };
-            Some(answer_too_long(line.len() as u64 + rest))
+        let answer = if line.len() as u64 == LIMIT && line.last() != Some(&b'\n') {
+            skip_line(&mut input)?;
+            Some(answer_too_long())
         } else {
             answer_line(&line)
         };
@@ -32,17 +34,15 @@ fn run() -> io::Result<()> {
     }
 }
 
-/// Pass over the rest of a line; returns how many bytes it has.
-fn skip_line(input: &mut impl BufRead) -> io::Result<u64> {
-    let mut passed = 0;
+/// Pass over the rest of a line.
+fn skip_line(input: &mut impl BufRead) -> io::Result<()> {
     loop {
         let buffer = input.fill_buf()?;
         let newline = buffer.iter().position(|byte| *byte == b'\n');
         let count = newline.map_or(buffer.len(), |at| at + 1);
         input.consume(count);
-        passed += count as u64;
         if newline.is_some() || count == 0 {
-            return Ok(passed);
+            return Ok(());
         }
     }
 }

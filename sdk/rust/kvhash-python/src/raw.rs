@@ -1,0 +1,272 @@
+//! The unsafe part: token ids read from Python objects through the C API, without copying buffers and without a
+//! reference count an element.
+//!
+//! Everything here runs attached to the interpreter, except the reading of a buffer, which outlives the call that
+//! opened it: [`Buffer`] keeps the exporter's view open, so its memory stays where it is. Another thread may write to
+//! that memory meanwhile, as with every consumer of the buffer protocol; it then gets the hashes of what was read.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_char, c_int, c_void, CStr};
+use std::ptr;
+use std::sync::OnceLock;
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyList, PyTuple};
+
+/// `Py_buffer`. It and its functions joined the stable ABI with Python 3.11; CPython 3.10 exports the same functions
+/// over the same layout.
+#[repr(C)]
+struct View {
+    buf: *mut c_void,
+    obj: *mut ffi::PyObject,
+    len: isize,
+    itemsize: isize,
+    readonly: c_int,
+    ndim: c_int,
+    format: *mut c_char,
+    shape: *mut isize,
+    strides: *mut isize,
+    suboffsets: *mut isize,
+    internal: *mut c_void,
+}
+
+extern "C" {
+    fn PyObject_CheckBuffer(object: *mut ffi::PyObject) -> c_int;
+    fn PyObject_GetBuffer(object: *mut ffi::PyObject, view: *mut View, flags: c_int) -> c_int;
+    fn PyBuffer_Release(view: *mut View);
+}
+
+/// PyBUF_FORMAT | PyBUF_ND: elements side by side, in C order.
+const FLAGS: c_int = 0x0004 | 0x0008;
+
+/// How a buffer's elements are written.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Element {
+    U8,
+    U16,
+    U32,
+    U64,
+    I8,
+    I16,
+    I32,
+    I64,
+}
+
+/// An open view of one dimension of integers.
+pub(crate) struct Buffer {
+    // On the heap: an exporter may point `shape` into the view itself, which must not move then.
+    view: Box<View>,
+    element: Element,
+    len: usize,
+}
+
+// SAFETY: the view's memory is only read, and releasing it attaches to the interpreter first.
+unsafe impl Send for Buffer {}
+// SAFETY: as above.
+unsafe impl Sync for Buffer {}
+
+impl Buffer {
+    /// Open a buffer of native integers in one dimension, side by side; `None` for anything else.
+    pub(crate) fn open(object: &Bound<'_, PyAny>) -> Option<Self> {
+        let mut view = Box::new(View {
+            buf: ptr::null_mut(),
+            obj: ptr::null_mut(),
+            len: 0,
+            itemsize: 0,
+            readonly: 0,
+            ndim: 0,
+            format: ptr::null_mut(),
+            shape: ptr::null_mut(),
+            strides: ptr::null_mut(),
+            suboffsets: ptr::null_mut(),
+            internal: ptr::null_mut(),
+        });
+        // SAFETY: the object is alive and the interpreter attached; the view is ours and is released by `drop`, which
+        // is reached only where GetBuffer succeeded.
+        unsafe {
+            if PyObject_CheckBuffer(object.as_ptr()) == 0 {
+                return None;
+            }
+            if PyObject_GetBuffer(object.as_ptr(), &mut *view, FLAGS) != 0 {
+                ffi::PyErr_Clear();
+                return None;
+            }
+        }
+        let mut buffer = Self { view, element: Element::U8, len: 0 };
+        buffer.check().then_some(buffer)
+    }
+
+    fn check(&mut self) -> bool {
+        let view = &self.view;
+        if view.ndim != 1 || view.shape.is_null() || !view.suboffsets.is_null() || view.format.is_null() {
+            return false;
+        }
+        // SAFETY: a non-null format is a C string, and `shape` has `ndim` entries.
+        let (format, len) = unsafe { (CStr::from_ptr(view.format).to_bytes(), *view.shape) };
+        let native = if cfg!(target_endian = "little") { b'<' } else { b'>' };
+        let code = match format {
+            [code] => *code,
+            [b'@' | b'=', code] => *code,
+            [order, code] if *order == native => *code,
+            _ => return false,
+        };
+        let signed = match code {
+            b'b' | b'h' | b'i' | b'l' | b'q' | b'n' => true,
+            b'B' | b'H' | b'I' | b'L' | b'Q' | b'N' => false,
+            _ => return false,
+        };
+        self.element = match (view.itemsize, signed) {
+            (1, false) => Element::U8,
+            (2, false) => Element::U16,
+            (4, false) => Element::U32,
+            (8, false) => Element::U64,
+            (1, true) => Element::I8,
+            (2, true) => Element::I16,
+            (4, true) => Element::I32,
+            (8, true) => Element::I64,
+            _ => return false,
+        };
+        let Ok(len) = usize::try_from(len) else { return false };
+        self.len = len;
+        len == 0
+            || (!view.buf.is_null()
+                && (view.buf as usize).is_multiple_of(view.itemsize as usize)
+                && len.checked_mul(view.itemsize as usize) == usize::try_from(view.len).ok())
+    }
+
+    pub(crate) fn element(&self) -> Element {
+        self.element
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The elements; `T` must be the type that [`Buffer::element`] names.
+    pub(crate) fn slice<T: kvhash::Token>(&self) -> &[T] {
+        assert_eq!(std::mem::size_of::<T>() as isize, self.view.itemsize);
+        if self.len == 0 {
+            return &[];
+        }
+        // SAFETY: `check` found `len` aligned elements of this size side by side, every bit pattern is an integer,
+        // and the view is open as long as `self` lives.
+        unsafe { std::slice::from_raw_parts(self.view.buf.cast::<T>(), self.len) }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: the view was opened by GetBuffer and is released once, attached.
+        Python::attach(|_| unsafe { PyBuffer_Release(&mut *self.view) });
+    }
+}
+
+/// How a positive int of one digit looks in this interpreter: the word behind its header, which tells the number of
+/// digits and the sign. Unset where a probe found another layout.
+///
+/// An int's layout is not part of the stable ABI, so nothing is taken on trust: [`probe`] compares what it reads with
+/// known values, and everything that does not look so goes through the C API. All reads lie within the smallest int
+/// object (a header of two words, a word, a digit of 32 bits).
+static SMALL_INT: OnceLock<usize> = OnceLock::new();
+
+/// The word and the digit behind an int's header.
+///
+/// # Safety
+/// `item` is a live exact int.
+#[inline]
+unsafe fn word_and_digit(item: *mut ffi::PyObject) -> (usize, u32) {
+    // SAFETY: as told at `SMALL_INT`.
+    unsafe {
+        let word = item.cast::<usize>().add(2);
+        (word.read(), word.add(1).cast::<u32>().read())
+    }
+}
+
+/// Find out how small ints look; called once, when the module is imported.
+pub(crate) fn probe(py: Python<'_>) {
+    if std::mem::size_of::<usize>() != 8 {
+        return;
+    }
+    let look = |value: i128| {
+        let int = value.into_pyobject(py).ok()?.into_any();
+        // SAFETY: the int is alive while it is read.
+        unsafe { (ffi::PyLong_CheckExact(int.as_ptr()) != 0).then(|| word_and_digit(int.as_ptr())) }
+    };
+    let Some((small, 5)) = look(5) else { return };
+    let one_digit = [1, 23, 256, 65_535, 70_000, 151_000, (1 << 29) + 12_345, (1 << 30) - 1];
+    let others = [0, -1, -5, -70_000, 1 << 30, (1 << 30) + 5, 1 << 40, (1 << 64) - 1, -(1 << 31), -(1 << 40)];
+    let alike = one_digit.iter().all(|value| look(*value).is_some_and(|seen| seen == (small, *value as u32)))
+        && others.iter().all(|value| look(*value).is_some_and(|(word, _)| word != small));
+    if alike {
+        let _ = SMALL_INT.set(small);
+    }
+}
+
+/// Token ids of a list or tuple.
+pub(crate) enum Ids {
+    /// All below 2^32.
+    Narrow(Vec<u32>),
+    /// Any.
+    Wide(Vec<u64>),
+}
+
+/// Read a list or tuple (not a subclass) of plain ints from 0 to 2^64 - 1; `None` for anything else.
+pub(crate) fn read_sequence(object: &Bound<'_, PyAny>) -> Option<Ids> {
+    // SAFETY (of both calls): the object is of that type, and an item is borrowed and used at once. No Python code
+    // runs between, so the object cannot change under us.
+    if let Ok(list) = object.cast_exact::<PyList>() {
+        read(list.len(), |i| unsafe { ffi::PyList_GetItem(list.as_ptr(), i as ffi::Py_ssize_t) })
+    } else if let Ok(tuple) = object.cast_exact::<PyTuple>() {
+        read(tuple.len(), |i| unsafe { ffi::PyTuple_GetItem(tuple.as_ptr(), i as ffi::Py_ssize_t) })
+    } else {
+        None
+    }
+}
+
+#[inline]
+fn read(len: usize, item: impl Fn(usize) -> *mut ffi::PyObject) -> Option<Ids> {
+    let small = SMALL_INT.get().copied();
+    let mut narrow: Vec<u32> = Vec::with_capacity(len);
+    for i in 0..len {
+        let value = read_int(item(i), small)?;
+        if let Ok(value) = u32::try_from(value) {
+            narrow.push(value);
+            continue;
+        }
+        let mut wide: Vec<u64> = Vec::with_capacity(len);
+        wide.extend(narrow.iter().map(|value| u64::from(*value)));
+        wide.push(value);
+        for i in i + 1..len {
+            wide.push(read_int(item(i), small)?);
+        }
+        return Some(Ids::Wide(wide));
+    }
+    Some(Ids::Narrow(narrow))
+}
+
+#[inline]
+fn read_int(item: *mut ffi::PyObject, small: Option<usize>) -> Option<u64> {
+    // SAFETY: the item is a live borrowed reference; an exception that is set is taken away.
+    unsafe {
+        if item.is_null() {
+            ffi::PyErr_Clear();
+            return None;
+        }
+        if ffi::PyLong_CheckExact(item) == 0 {
+            return None;
+        }
+        if let Some(small) = small {
+            let (word, digit) = word_and_digit(item);
+            if word == small {
+                return Some(digit.into());
+            }
+        }
+        let value = ffi::PyLong_AsUnsignedLongLong(item);
+        if value == u64::MAX && !ffi::PyErr_Occurred().is_null() {
+            ffi::PyErr_Clear();
+            return None;
+        }
+        Some(value)
+    }
+}

@@ -1,0 +1,200 @@
+"""The Rust crate: its own checks pass, and its request-line program answers as the Python SDK, word for word."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvhash.request import MAX_LINE_BYTES, answer_lines
+
+from ..data_files import RELEASES
+from .lines_program import (
+    ROOT,
+    assert_recorded_answers,
+    assert_same_answers,
+    awkward_lines,
+    random_lines,
+    run_lines,
+)
+from .toolchain import need
+
+WORKSPACE = ROOT / "sdk" / "rust"
+
+
+def _cargo(*arguments: str) -> None:
+    done = subprocess.run(
+        [need("cargo"), *arguments], cwd=WORKSPACE, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+@pytest.fixture(scope="session")
+def program() -> list[str]:
+    """Build the request-line program and return its command."""
+    _cargo("build", "--release", "--package", "kvhash", "--quiet")
+    return [str(WORKSPACE / "target" / "release" / "kvhash-lines")]
+
+
+def test_the_contract_table_is_the_python_one() -> None:
+    """`gen_contract_rust.py --check` finds nothing stale: the crate has no other table than the Python SDK."""
+    done = subprocess.run(
+        [sys.executable, "tools/gen_contract_rust.py", "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_crate_is_formatted() -> None:
+    """`cargo fmt --check` finds nothing."""
+    need("cargo-fmt")
+    _cargo("fmt", "--all", "--check")
+
+
+def test_clippy_finds_nothing() -> None:
+    """Clippy has no warning, in the crate, its program, its tests and its binding."""
+    need("cargo-clippy")
+    _cargo("clippy", "--release", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings")
+
+
+def test_unit_and_documentation_tests_pass() -> None:
+    """The crate's own tests pass, the examples of its documentation among them."""
+    _cargo("test", "--release", "--package", "kvhash", "--quiet")
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_every_recorded_case_is_equal(program: list[str], release: str) -> None:
+    """The program's answers are what vLLM's own functions gave."""
+    assert_recorded_answers(program, release)
+
+
+def _assert_same_words(program: list[str], lines: list[bytes]) -> None:
+    """Compare answers whole: values, codes and messages."""
+    expected = list(answer_lines(lines))
+    got = run_lines(program, lines)
+    for line, theirs, ours in zip([line for line in lines if line.strip()], expected, got, strict=True):
+        assert ours == theirs, line[:300]
+
+
+@pytest.mark.filterwarnings("ignore::kvhash.NewerReleaseWarning")
+def test_random_requests_are_answered_as_python_does(program: list[str]) -> None:
+    """All releases, algorithms, keys, look-ahead and parallelism, mixed at random, give equal answers."""
+    assert assert_same_answers(program, random_lines(2000, seed=7)) > 1000
+
+
+@pytest.mark.filterwarnings("ignore::kvhash.NewerReleaseWarning")
+def test_awkward_lines_are_refused_in_pythons_words(program: list[str]) -> None:
+    """Each bad line gives one error line with Python's code, message and id."""
+    _assert_same_words(program, awkward_lines())
+
+
+#: Lines at which a value's Python form, or Python's own reading of JSON, shows in the message.
+SHOWN = [
+    b'{"tokens":[1.5]}',
+    b'{"tokens":[1e16, 1]}',
+    b'{"tokens":[1e-5]}',
+    b'{"tokens":[1e999]}',
+    b'{"tokens":[-0.0]}',
+    b'{"tokens":[123456789.123456789]}',
+    b'{"tokens":["a\'b"]}',
+    b'{"tokens":["a\'\\"b\\n\\u007f\\u200b\\ue000\\ud800"]}',
+    b'{"tokens":[{"a":[null,true,"x"]}]}',
+    b'{"tokens":["0123456789012345678901234567890123456789"]}',
+    b'{"tokens":[100000000000000000000000000000000000000000000000000000]}',
+    b'{"tokens":[],"hash_seed":{"a":1.5}}',
+    b'{"tokens":[],"hash_seed":[1e22]}',
+    b'{"tokens":[],"vllm":"\\u001f0.33\\u2003"}',
+    b'{"tokens":[],"vllm":"\xd9\xa0.33.0"}',
+    b'{"tokens":[],"algorithm":"\\udc00"}',
+    b'{"tokens":[],"\\ud800":1}',
+    b'{"tokens":[],"block_size":1180591620717411303424}',
+    b'{"tokens":[],"block_size":1180591620717411303423}',
+    b'{"tokens":[],"prompt_embeds":{"shape":[1,1],"dtype":{"a":[]},"data":""}}',
+    b'{"id":1e999,"tokens":[]}',
+    b'{"id":"a","vllm":"0.33.0aaaaa","tokens":[]}',
+    b'{"vllm":"0.33.0rc1rc2rc3rc4+x","tokens":[],"hash_seed":"0"}',
+    b'{"id":-0,"tokens":[1}',
+    b'{"id":"a","tokens":[1]',
+    b'{"id":"a"',
+    b'{"id":',
+    b"{",
+    b'{"a"',
+    b'{"a":1',
+    b'{"a":1,',
+    b"[1",
+    b"[1 2]",
+    b'"\\u12"',
+    b'"\\u123"',
+    b'"\\u1234"',
+    b'"\\u12g4"',
+    b'"\\ud83d\\u12"',
+    b'"\\ud83d\\uzzzz  "',
+    b'"\\ud83d\\ude00"',
+    b'"abc\\',
+    b'"abc\\"',
+    b'"\x1f"',
+    b"-",
+    b"-a",
+    b"1e",
+    b"1e+",
+    b"1.e5",
+    b"0x1",
+    b"nul",
+    b"\xc3",
+    b"\xe0\x80",
+    b"\xed\xa0\x80",
+    b"\xf5",
+    b"\xf0\x9f",
+    '{"é":"ü"} x'.encode(),
+]
+
+
+@pytest.mark.parametrize("ending", [b"", b"\n"])
+def test_values_show_as_python_shows_them(program: list[str], ending: bytes) -> None:
+    """Messages that show a value, or the place of a fault in the text, are Python's."""
+    for line in SHOWN:
+        _assert_same_words(program, [line + ending])
+
+
+def test_the_line_limit_is_the_same(program: list[str]) -> None:
+    """A line of the limit is read, one byte more is refused with its length, and the next line is answered."""
+    good = b'{"tokens":[1],"hash_seed":"0"}'
+    fitting = good + b" " * (MAX_LINE_BYTES - 1 - len(good)) + b"\n"
+    lines = [fitting, b" " + fitting, b"  " + fitting, fitting[:-1] * 2 + b"\n", good]
+    _assert_same_words(program, lines)
+
+
+def test_answers_come_line_by_line(program: list[str]) -> None:
+    """A line is answered before the next one is sent: the program can be talked to."""
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        for number in range(3):
+            process.stdin.write(json.dumps({"id": number, "tokens": []}).encode() + b"\n")
+            process.stdin.flush()
+            assert json.loads(process.stdout.readline())["id"] == number
+        process.stdin.close()
+        assert process.wait(timeout=10) == 0
+
+
+def test_the_program_is_quiet_on_a_broken_pipe(program: list[str], tmp_path: Path) -> None:
+    """`kvhash-lines | head -1` ends without a word."""
+    lines = tmp_path / "lines.jsonl"
+    lines.write_bytes(b'{"tokens":[1]}\n' * 20_000)
+    with lines.open("rb") as file:
+        process = subprocess.Popen(
+            program, stdin=file, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+        )
+        assert process.stdout is not None
+        assert process.stdout.read(1) == b"{"
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+        assert process.wait(timeout=20) == 0
+        process.stderr.close()
