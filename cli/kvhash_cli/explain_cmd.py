@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from kvhash.block_hash import low64
+from kvhash.block_hash import hash_text
 from kvhash.explain import Explanation, explain_block
 from kvhash.extra_keys import json_keys
 
@@ -62,5 +62,5 @@ def _print(e: Explanation) -> None:
         data = segment.data.hex(" ")
         shown = data if len(data) <= 47 else f"{data[:35]} .. ({len(segment.data)} bytes)"
         click.echo(f"  {segment.offset:>6}  {shown:<48}  {segment.encoding:<36}  {segment.meaning}".rstrip())
-    hashed = str(value) if isinstance(value, int) else f"{value.hex()}  {low64(value)}"
+    hashed = hash_text(value)
     click.echo(f"{e.digest_name}: {hashed}")

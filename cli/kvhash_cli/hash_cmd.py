@@ -9,9 +9,8 @@ from typing import Any, BinaryIO
 import click
 
 from kvhash import InvalidRequestError
-from kvhash.block_hash import json_hash, low64
+from kvhash.block_hash import hash_text, json_hash, low64
 from kvhash.request import MAX_LINE_BYTES, HashRequest, answer
-from kvhash.vectors.event_lines import answer_all_lines
 
 from .options import (
     open_lines,
@@ -77,6 +76,8 @@ def hash_(output: str, jsonl: str | None, max_line_bytes: int, **options: Any) -
 
 
 def _answer_lines(name: str, defaults: dict[str, Any], max_line_bytes: int) -> None:
+    from kvhash.events.lines import answer_all_lines  # only here: hashing one prompt needs no events
+
     refused = answered = 0
     with open_lines(name) as lines:
         for result in answer_all_lines(
@@ -122,7 +123,7 @@ def _print(request: HashRequest, output: str, identity: str) -> None:
         elif output == "int":
             click.echo(value if isinstance(value, int) else low64(value))
         else:
-            shown = str(value) if isinstance(value, int) else f"{value.hex()}  {low64(value)}"
+            shown = hash_text(value)
             click.echo(f"{index:>5}  [{index * span}, {(index + 1) * span})  {shown}")
     left = chain.num_tokens - len(chain) * span
     if output == "text" and (left or not len(chain)):

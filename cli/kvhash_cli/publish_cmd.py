@@ -14,6 +14,7 @@ from kvhash.request import parse_json
 
 from .options import open_lines
 from .run import EXIT_USAGE
+from .stream import serve_options
 
 __all__ = ["publish"]
 
@@ -34,21 +35,7 @@ __all__ = ["publish"]
     is_flag=True,
     help="Leave out fields that the release does not have, instead of refusing.",
 )
-@click.option(
-    "--delay",
-    type=float,
-    default=1.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Wait for subscribers first.",
-)
-@click.option(
-    "--linger",
-    type=float,
-    default=0.0,
-    metavar="SECONDS",
-    help="Answer replay requests for so long at the end.",
-)
+@serve_options
 def publish(
     file: str,
     endpoint: str,

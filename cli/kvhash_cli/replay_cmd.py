@@ -11,6 +11,8 @@ from kvhash import UsageError
 from kvhash.events.player import Player
 from kvhash.events.sources import FileSource
 
+from .stream import serve_options
+
 __all__ = ["replay"]
 
 
@@ -32,22 +34,8 @@ def _speed(text: str) -> float | None:
     "--replay-endpoint", default=None, help="Where rank 0 answers replay requests. [default: no replay]"
 )
 @click.option("--speed", default="1", show_default=True, metavar="1|Nx|full", help="Pace of the recording.")
-@click.option("--loop", is_flag=True, help="Begin anew at the end; subscribers see a restart.")
-@click.option(
-    "--delay",
-    type=float,
-    default=1.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Wait for subscribers first.",
-)
-@click.option(
-    "--linger",
-    type=float,
-    default=0.0,
-    metavar="SECONDS",
-    help="Answer replay requests for so long at the end.",
-)
+@click.option("--loop", is_flag=True, help="Begin anew at the end, with the same numbers and payloads.")
+@serve_options
 @click.option(
     "--only-endpoint", default=None, metavar="ENDPOINT", help="Play only what came from this endpoint."
 )

@@ -6,7 +6,7 @@ import json
 
 import click
 
-from kvhash.block_hash import json_hash, low64
+from kvhash.block_hash import hash_text, json_hash, low64
 from kvhash.contract import Contract
 from kvhash.hasher import none_hash
 
@@ -44,4 +44,4 @@ def root(vllm: str, algorithm: str, hash_seed: str | None, output: str) -> None:
         }
         click.echo(json.dumps(record))
     else:
-        click.echo(str(value) if isinstance(value, int) else f"{value.hex()}  {low64(value)}")
+        click.echo(hash_text(value))

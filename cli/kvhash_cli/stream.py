@@ -27,6 +27,7 @@ __all__ = [
     "notice_record",
     "notice_text",
     "read",
+    "serve_options",
     "settings_for",
     "subscriber",
 ]
@@ -214,6 +215,28 @@ def notice_text(record: Record) -> str:
 def _range(record: Gap | Recovered | Lost) -> str:
     count = record.last - record.first + 1
     return f"{record.first}" if count == 1 else f"{record.first} to {record.last} ({count} batches)"
+
+
+def serve_options(function: _F) -> _F:
+    """Add how long a command that serves waits before and after."""
+    decorators = [
+        click.option(
+            "--delay",
+            type=float,
+            default=1.0,
+            show_default=True,
+            metavar="SECONDS",
+            help="Wait for subscribers first.",
+        ),
+        click.option(
+            "--linger",
+            type=float,
+            default=0.0,
+            metavar="SECONDS",
+            help="Answer replay requests for so long at the end.",
+        ),
+    ]
+    return functools.reduce(lambda inner, one: one(inner), reversed(decorators), function)
 
 
 def settings_for(function: _F) -> _F:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import random
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,12 @@ from typing import Any
 import msgspec
 
 from kvhash import KvHashError
-from kvhash.events import UndecodableEvent, UnknownEvent, decode_batch
+from kvhash.events import decode_batch
+from kvhash.events.lines import batch_object
 
 __all__ = ["damaged_payloads", "python_answer", "recorded_payloads", "sglang_payloads"]
 
 _DATA = Path(__file__).parents[1] / "data"
-_HASHES = ("block_hashes", "parent_block_hash")
 
 
 def python_answer(payload: bytes) -> dict[str, Any]:
@@ -25,47 +24,11 @@ def python_answer(payload: bytes) -> dict[str, Any]:
         batch = decode_batch(payload)
     except KvHashError as error:
         return {"error": error.code}
-    line = {
-        "ts": _json(batch.ts),
-        "data_parallel_rank": batch.data_parallel_rank,
-        "layout": batch.layout,
-        "events": [_event(event) for event in batch.events],
-    }
-    if batch.extra:
-        line["extra"] = _json(batch.extra)
+    line = batch_object(batch)
+    for event in line["events"]:
+        if "undecodable" in event:
+            del event["message"]  # it is for people; the place is what is promised
     return {"batch": line}
-
-
-def _event(event: Any) -> dict[str, Any]:
-    if isinstance(event, UnknownEvent):
-        return {"unknown": event.tag, "raw": _json(event.raw)}
-    if isinstance(event, UndecodableEvent):
-        # The message is for people; the place is what is promised.
-        return {"undecodable": event.path, "raw": _json(event.raw)}
-    line: dict[str, Any] = {"type": type(event).__name__}
-    for name in event.__struct_fields__:
-        value = getattr(event, name)
-        if name != "extra" or value:
-            line[name] = _hash(value) if name in _HASHES else _json(value)
-    return line
-
-
-def _hash(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_hash(item) for item in value]
-    return {"int": str(value)} if isinstance(value, int) else _json(value)
-
-
-def _json(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"float": "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"}
-    if isinstance(value, bytes):
-        return {"bytes": value.hex()}
-    if isinstance(value, (list, tuple)):
-        return [_json(item) for item in value]
-    if isinstance(value, dict):
-        return {str(name): _json(item) for name, item in value.items()}
-    return value
 
 
 def recorded_payloads() -> list[bytes]:

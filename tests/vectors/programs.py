@@ -18,7 +18,7 @@ import json, os, sys, warnings
 os.environ.update({environment!r})
 sys.path.insert(0, {sdk!r})
 warnings.simplefilter("ignore")
-from kvhash.vectors.event_lines import answer_all_lines
+from kvhash.events.lines import answer_all_lines
 for answer in answer_all_lines(sys.stdin.buffer):
     print(json.dumps(answer, ensure_ascii=False, separators=(",", ":")), flush=True)
 """

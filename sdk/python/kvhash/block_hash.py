@@ -21,6 +21,7 @@ __all__ = [
     "external_hash",
     "get_block_hash",
     "get_group_id",
+    "hash_text",
     "json_hash",
     "low64",
     "make_block_hash_with_group_id",
@@ -92,6 +93,11 @@ def get_group_id(key: bytes) -> int:
 def json_hash(value: ChainValue) -> str | dict[str, str]:
     """Return a chain value as request lines carry it: lower-case hex, or ``{"int": decimal}`` before 0.10.2."""
     return {"int": str(value)} if isinstance(value, int) else value.hex()
+
+
+def hash_text(value: ChainValue) -> str:
+    """Return a chain value for people: hex with the published 64-bit decimal beside it, or its integer."""
+    return str(value) if isinstance(value, int) else f"{value.hex()}  {low64(value)}"
 
 
 _HEX = re.compile(r"(?:0x)?((?:[0-9a-fA-F]{2}){8,36})")

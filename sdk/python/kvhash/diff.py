@@ -8,7 +8,7 @@ from typing import Any
 
 from .block_hash import ChainValue, json_hash, low64
 from .contract import Contract
-from .extra_keys import RequestKeys, json_keys
+from .extra_keys import ExtraKeys, RequestKeys, json_keys
 from .request import HashRequest
 
 __all__ = ["Difference", "diff_hashes", "diff_requests"]
@@ -66,7 +66,8 @@ def diff_requests(left: HashRequest, right: HashRequest) -> Difference:
     if first is not None:
         reasons = _settings_reasons(left, right) + _token_reasons(left, right, first)
         if not reasons or reasons[0][0] not in ("block-size", "chain-values"):
-            reasons += _key_reasons(left, right, first)
+            keys = [chain.extra_keys()[first] for chain in (left_chain, right_chain)]
+            reasons += _key_reasons(left, right, first, keys)
         if not reasons:
             reasons.append(("unknown", "the settings, tokens and keys agree, yet the hashes differ"))
     elif len(a) != len(b):
@@ -159,7 +160,9 @@ def _token_reasons(left: HashRequest, right: HashRequest, first: int) -> list[tu
     ]
 
 
-def _key_reasons(left: HashRequest, right: HashRequest, first: int) -> list[tuple[str, str]]:
+def _key_reasons(
+    left: HashRequest, right: HashRequest, first: int, keys: list[ExtraKeys]
+) -> list[tuple[str, str]]:
     reasons = []
     if (left.cache_salt or None) != (right.cache_salt or None):
         reasons.append(
@@ -175,9 +178,7 @@ def _key_reasons(left: HashRequest, right: HashRequest, first: int) -> list[tupl
             hashed = any(name in request.hasher().contract.lora_key.split("_") for request in (left, right))
             if a != b and hashed:
                 reasons.append((f"lora-{name}", f"LoRA {name} {a!r} on one side, {b!r} on the other"))
-    keys = [request.chain().extra_keys() for request in (left, right)]
-    a, b = (list_[first] if first < len(list_) else None for list_ in keys)
-    shown = [json_keys(key) for key in (a, b)]
+    shown = [json_keys(key) for key in keys]
     if shown[0] != shown[1]:
         if left.multimodal != right.multimodal:
             reasons.append(

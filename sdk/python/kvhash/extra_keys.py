@@ -25,6 +25,7 @@ __all__ = [
     "RequestKeys",
     "event_extra_keys",
     "json_keys",
+    "untag",
 ]
 
 #: The extra keys of one block as hashed: None, or a tuple.
@@ -310,13 +311,17 @@ def event_extra_keys(keys: ExtraKeys, contract: Contract) -> ExtraKeys:
     A tagged multimodal key becomes ``(identifier, offset)``, every other its first value (for LoRA the name alone:
     from 0.31 the hash of an adapter's block cannot be rebuilt from its event).
     """
-    if keys is None or not contract.tagged_keys:
-        return keys
-    untagged: list[Value] = []
-    for key in keys:
-        assert isinstance(key, tuple)
-        untagged.append(key[1:] if key[0] is _MM else key[1])
-    return tuple(untagged)
+    return untag(keys) if contract.tagged_keys else keys
+
+
+def untag(keys: ExtraKeys) -> ExtraKeys:
+    """Return keys without their tags; a key that has none stays as it is."""
+    if keys is None:
+        return None
+    return tuple(
+        (key[1:] if key[0] is _MM else key[1]) if isinstance(key, tuple) and isinstance(key[0], Ref) else key
+        for key in keys
+    )
 
 
 def json_keys(value: Value) -> Any:

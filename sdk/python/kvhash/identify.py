@@ -12,13 +12,13 @@ from typing import Any
 
 from ._checks import check_int
 from ._errors import InvalidRequestError, UnknownRootError
-from .block_hash import low64
+from ._recipes import CORRECT, FORMS, MISTAKES, NULL_ROOT, Recipe, normalize_observed, salt_everywhere
 from .block_size import check_block_size
 from .contract import ALGORITHMS, CHANGES, NEWEST, Algorithm, Contract, Release
 from .extra_keys import ExtraKeys, RequestKeys
 from .hasher import HashFunction, none_hash
 from .request import HashRequest
-from .serialize import Ref, Value
+from .serialize import Ref
 
 __all__ = ["DEFAULT_BLOCK_SIZES", "DEFAULT_SEEDS", "Identification", "Match", "identify"]
 
@@ -121,238 +121,6 @@ class Identification:
         )
 
 
-# --- published forms ------------------------------------------------------------------------------------------
-
-_Form = Callable[[Any], "int | bytes"]
-
-
-def _digest_bytes(value: Any) -> bytes:
-    return value if isinstance(value, bytes) else value.to_bytes(32 if value >> 64 else 8, "big")
-
-
-_FORMS: tuple[tuple[str, _Form, tuple[str, str] | None], ...] = (
-    ("64-bit integer", low64, None),
-    ("bytes", lambda value: value, None),
-    (
-        "first 8 bytes",
-        lambda value: int.from_bytes(_digest_bytes(value)[:8], "big"),
-        (
-            "first-8-bytes",
-            "the first 8 bytes of the digest were taken; vLLM publishes the last 8 (the low 64 bits)",
-        ),
-    ),
-    (
-        "little-endian",
-        lambda value: int.from_bytes(_digest_bytes(value)[-8:], "little"),
-        ("little-endian", "the last 8 bytes were read little-endian; vLLM reads the digest big-endian"),
-    ),
-    (
-        "first 8 bytes, little-endian",
-        lambda value: int.from_bytes(_digest_bytes(value)[:8], "little"),
-        (
-            "first-8-little-endian",
-            "the first 8 bytes were read little-endian; vLLM takes the last 8, big-endian",
-        ),
-    ),
-)
-
-
-def _normalize_observed(value: bytes | int) -> int | bytes:
-    if isinstance(value, bytes):
-        if len(value) in (20, 36):  # a digest with its group id behind it
-            return value[:-4]
-        if len(value) == 8:
-            return int.from_bytes(value, "big")
-    return value
-
-
-#: Stands for a None parent of block 0, since None says that a mistake does not apply.
-_NULL_ROOT = Ref(b"")
-
-
-# --- mistakes in the chain ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Recipe:
-    """How one candidate chain is made; the defaults are what vLLM does."""
-
-    mistake: tuple[str, str] | None = None
-    root: Callable[[HashFunction, Any, str | None], Any] = lambda _function, root, _seed: root
-    parent: Callable[[Any], Value] = lambda value: value
-    chained: bool = True
-    keys: Callable[[int, ExtraKeys], ExtraKeys] = lambda _index, keys: keys
-    preimage: Callable[[Value, tuple[int, ...], ExtraKeys], Value] = lambda parent, tokens, keys: (
-        parent,
-        tokens,
-        keys,
-    )
-    tokens: Callable[[tuple[int, ...]], tuple[int, ...]] = lambda tokens: tokens
-    request: Callable[[RequestKeys], RequestKeys | None] = lambda keys: keys
-    needs_keys: bool = False
-    rootless: bool = False
-    needs_tag: str | None = None
-
-
-def _seed_as_number(function: HashFunction, root: Any, seed: str | None) -> Any:
-    return function(int(seed)) if seed is not None and seed.isascii() and seed.isdigit() else None
-
-
-def _seed_with(suffix: str) -> Callable[[HashFunction, Any, str | None], Any]:
-    return lambda function, root, seed: None if seed is None else function(seed + suffix)
-
-
-def _dropped(name: str) -> Callable[[RequestKeys], RequestKeys | None]:
-    def drop(keys: RequestKeys) -> RequestKeys | None:
-        if not getattr(keys, name):
-            return None
-        parts = {part: getattr(keys, part) for part in ("lora", "cache_salt", "multimodal", "prompt_embeds")}
-        parts[name] = () if name == "multimodal" else None
-        return RequestKeys(**parts)
-
-    return drop
-
-
-def _untag(_index: int, keys: ExtraKeys) -> ExtraKeys:
-    if keys is None:
-        return None
-    return tuple(
-        (key[1:] if key[0].value == "mm" else key[1])
-        if isinstance(key, tuple) and isinstance(key[0], Ref)
-        else key
-        for key in keys
-    )
-
-
-def _map_lora(change: Callable[[tuple[Value, ...]], Value]) -> Callable[[int, ExtraKeys], ExtraKeys]:
-    def apply(_index: int, keys: ExtraKeys) -> ExtraKeys:
-        if keys is None:
-            return None
-        return tuple(
-            change(key)
-            if isinstance(key, tuple) and isinstance(key[0], Ref) and key[0].value == "lora"
-            else key
-            for key in keys
-        )
-
-    return apply
-
-
-_MISTAKES: tuple[_Recipe, ...] = (
-    _Recipe(
-        (
-            "parent-64-bit",
-            "the 64-bit published value was fed forward as the parent; vLLM chains the whole digest",
-        ),
-        parent=low64,
-    ),
-    _Recipe(
-        (
-            "parent-8-bytes",
-            "8 bytes of the digest were fed forward as the parent; vLLM chains the whole digest",
-        ),
-        parent=lambda value: value[-8:] if isinstance(value, bytes) else value,
-    ),
-    _Recipe(
-        ("parent-hex-text", "the parent was hashed as hex text; vLLM hashes its bytes"),
-        parent=lambda value: value.hex() if isinstance(value, bytes) else str(value),
-    ),
-    _Recipe(
-        ("parent-as-integer", "the parent digest was hashed as an integer; vLLM hashes bytes from 0.10.2 on"),
-        parent=lambda value: int.from_bytes(value, "big") if isinstance(value, bytes) else value,
-    ),
-    _Recipe(
-        ("seed-as-number", "the seed was hashed as a number; vLLM hashes PYTHONHASHSEED as a text string"),
-        root=_seed_as_number,
-    ),
-    _Recipe(
-        ("seed-newline", "the seed has a newline at its end; PYTHONHASHSEED has none"),
-        root=_seed_with("\n"),
-    ),
-    _Recipe(
-        ("root-none", "block 0 has None as its parent; vLLM puts NONE_HASH there"),
-        root=lambda *_: _NULL_ROOT,
-        rootless=True,
-    ),
-    _Recipe(
-        ("root-empty", "block 0 has an empty parent; vLLM puts NONE_HASH there"),
-        root=lambda *_: b"",
-        rootless=True,
-    ),
-    _Recipe(
-        ("root-zero", "block 0 has a parent of zeros; vLLM puts NONE_HASH there"),
-        root=lambda _function, root, _seed: bytes(len(root)) if isinstance(root, bytes) else 0,
-        rootless=True,
-    ),
-    _Recipe(
-        ("not-chained", "each block was hashed onto NONE_HASH; vLLM chains each onto the one before"),
-        chained=False,
-    ),
-    _Recipe(
-        ("empty-tuple-keys", "a block without extra keys got an empty tuple; vLLM puts None there"),
-        keys=lambda _index, keys: () if keys is None else keys,
-    ),
-    _Recipe(
-        (
-            "no-key-slot",
-            "the preimage has two parts; vLLM's has three, the third None where there are no keys",
-        ),
-        preimage=lambda parent, tokens, keys: (parent, tokens) if keys is None else (parent, tokens, keys),
-    ),
-    _Recipe(
-        ("extra-leading-token", "the engine saw one token less at the start (BOS added here but not there)"),
-        tokens=lambda tokens: tokens[1:],
-    ),
-    _Recipe(
-        ("untagged-keys", "the extra keys are untagged; from 0.31 vLLM hashes them with their tags"),
-        keys=_untag,
-        needs_keys=True,
-        needs_tag="",
-    ),
-    _Recipe(
-        (
-            "missing-adapter-path",
-            "the adapter's path is missing from its key; from 0.31 vLLM hashes ('lora', name, path)",
-        ),
-        keys=_map_lora(lambda key: key[:2]),
-        needs_keys=True,
-        needs_tag="lora",
-    ),
-    _Recipe(
-        (
-            "empty-adapter-path",
-            "the adapter's path is empty in its key; from 0.31 vLLM hashes ('lora', name, path)",
-        ),
-        keys=_map_lora(lambda key: (*key[:2], "")),
-        needs_keys=True,
-        needs_tag="lora",
-    ),
-    _Recipe(
-        (
-            "null-adapter-path",
-            "the adapter's path is None in its key; from 0.31 vLLM hashes ('lora', name, path)",
-        ),
-        keys=_map_lora(lambda key: (*key[:2], None)),
-        needs_keys=True,
-        needs_tag="lora",
-    ),
-    _Recipe(("salt-ignored", "the cache salt was left out of block 0"), request=_dropped("cache_salt")),
-    _Recipe(("lora-ignored", "the LoRA adapter was left out"), request=_dropped("lora")),
-    _Recipe(("multimodal-ignored", "the multimodal items were left out"), request=_dropped("multimodal")),
-    _Recipe(
-        ("prompt-embeds-ignored", "the prompt embeddings were left out"), request=_dropped("prompt_embeds")
-    ),
-)
-_CORRECT = _Recipe()
-
-
-def _salt_everywhere(salt: str) -> _Recipe:
-    return _Recipe(
-        ("salt-on-every-block", "the cache salt is in every block's key; vLLM puts it into block 0's only"),
-        keys=lambda index, keys: keys if index == 0 else (*(keys or ()), salt),
-    )
-
-
 # --- the search -----------------------------------------------------------------------------------------------
 
 
@@ -387,7 +155,7 @@ class _Search:
     notes: dict[str, None] = field(default_factory=dict)
 
     def best(
-        self, name: str, function: HashFunction, contract: Contract, root: Any, span: int, recipe: _Recipe
+        self, name: str, function: HashFunction, contract: Contract, root: Any, span: int, recipe: Recipe
     ) -> tuple[int, str, tuple[str, str] | None] | None:
         """Return how many observed hashes the candidate gives, in which form, by which mistake; None if it is none.
 
@@ -433,14 +201,14 @@ class _Search:
         tokens: tuple[int, ...],
         span: int,
         block_keys: list[ExtraKeys],
-        recipe: _Recipe,
+        recipe: Recipe,
     ) -> list[Any]:
         values: list[Any] = []
-        parent: Any = None if root is _NULL_ROOT else root
+        parent: Any = None if root is NULL_ROOT else root
         first = parent
         for i, keys in enumerate(block_keys):
             block = tokens[i * span : (i + 1) * span]
-            if recipe is _CORRECT and keys is None:
+            if recipe is CORRECT and keys is None:
                 value: Any = function.plain_block(parent, list(block))
             else:
                 value = function(recipe.preimage(parent, block, keys))
@@ -497,17 +265,17 @@ def identify(
     # Tokens from the middle of a prompt never hold block 0, where the salt would be.
     salt = request.cache_salt if parent is None else None
     keys = RequestKeys(request.lora, salt, request.multimodal, request.prompt_embeds)
-    recipes = [_CORRECT, *_MISTAKES]
+    recipes = [CORRECT, *MISTAKES]
     if request.cache_salt:
-        recipes.append(_salt_everywhere(request.cache_salt))
-    wanted = tuple(_normalize_observed(value) for value in observed)
-    root = None if parent is None else _normalize_observed(parent)
+        recipes.append(salt_everywhere(request.cache_salt))
+    wanted = tuple(normalize_observed(value) for value in observed)
+    root = None if parent is None else normalize_observed(parent)
     search = _Search(request.tokens, keys, request.lookahead, wanted, root, _QUICK_BLOCKS)
     tried = 0
     found: dict[Any, tuple[int, list[tuple[Release, Release | None]]]] = {}
     passes = [(search, recipes)]
     if len(request.tokens) // min(usable) > _QUICK_BLOCKS:
-        passes.append((replace(search, limit=None, cache={}), [_CORRECT]))
+        passes.append((replace(search, limit=None, cache={}), [CORRECT]))
     for current, current_recipes in passes:
         total = len(names) * len(classes)
         for done, (algorithm, candidate) in enumerate(_pairs(names, classes)):
@@ -560,7 +328,7 @@ def _pairs(
 
 def _try(
     search: _Search,
-    recipes: Sequence[_Recipe],
+    recipes: Sequence[Recipe],
     name: str,
     contract: Contract,
     seeds: Sequence[str | None],
@@ -608,7 +376,7 @@ def _best_form(
     values: list[Any], observed: Sequence[int | bytes], mistake: tuple[str, str] | None
 ) -> tuple[int, str, tuple[str, str] | None]:
     best: tuple[int, str, tuple[str, str] | None] = (0, "", None)
-    for form, convert, form_mistake in _FORMS:
+    for form, convert, form_mistake in FORMS:
         if mistake is not None and form_mistake is not None:
             continue  # two mistakes at once match by chance more often than they happen
         produced = set(map(convert, values))

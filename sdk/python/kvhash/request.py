@@ -17,7 +17,7 @@ must not become a wrong hash.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
@@ -65,10 +65,7 @@ class HashRequest:
         items = check_fields(value, at="$", allowed=_FIELDS)
         if "tokens" not in items:
             raise InvalidRequestError("a request needs 'tokens', a list of token ids", at="$.tokens")
-        tokens = items["tokens"]
-        if not isinstance(tokens, (list, tuple)):
-            tokens = normalize_tokens(tokens)
-        ids = normalize_tokens(tokens)
+        ids = normalize_tokens(items["tokens"])
         keys = RequestKeys.of(
             lora=items.get("lora"),
             cache_salt=items.get("cache_salt"),
@@ -253,10 +250,12 @@ def answer_lines(
     defaults: Mapping[str, Any] | None = None,
     *,
     max_line_bytes: int = MAX_LINE_BYTES,
+    other: Callable[[Mapping[str, Any]], dict[str, Any] | None] | None = None,
 ) -> Iterator[dict[str, Any]]:
     """Answer request lines one by one; blank lines are passed over, a bad line gives an error object in its place.
 
     A line longer than `max_line_bytes` is refused unread (its ``id`` is null then, as for a line that is no JSON).
+    `other` answers lines of another kind among them: it gets each line's object, and returns None for a request.
     """
     for line in lines:
         if not line.strip():
@@ -271,6 +270,7 @@ def answer_lines(
             if not isinstance(value, dict):
                 raise InvalidRequestError(f"expected a JSON object, got {type(value).__name__}", at="$")
             identity = value.get("id")
-            yield {"id": identity, **answer(parse_request(value, defaults))}
+            answered = None if other is None else other(value)
+            yield {"id": identity, **(answered or answer(parse_request(value, defaults)))}
         except KvHashError as error:
             yield {"id": identity, "error": error_object(error)}

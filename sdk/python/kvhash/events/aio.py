@@ -30,7 +30,6 @@ class AsyncSubscriber:
         self._core = SubscriberCore(sources, **options)
         self._idle_timeout = idle_timeout
         self._ready: deque[Record] = deque()
-        self._began = False
 
     async def poll(self, timeout: float | None = None) -> Record | None:
         """Return the next record, or None when none is due within `timeout` seconds (None: wait for ever)."""
@@ -39,19 +38,15 @@ class AsyncSubscriber:
             if self._core.closed:
                 return None
             now = time.monotonic()
-            if not self._began:
-                self._began = True
-                self._core.begin(now)
             self._ready.extend(self._core.step(now))
             if self._ready:
                 break
             if deadline is not None and now >= deadline:
                 return None
-            due = [at for at in (self._core.next_deadline(), deadline) if at is not None]
             poller = zmq.asyncio.Poller()
             for socket in self._core.sockets():
                 poller.register(socket, zmq.POLLIN)
-            await poller.poll(int(max(1, min(500.0, (min(due) - now) * 1000 if due else 500.0))))
+            await poller.poll(self._core.wait_ms(now, deadline))
         return self._ready.popleft()
 
     async def __aiter__(self) -> AsyncIterator[Record]:

@@ -20,7 +20,8 @@ class Player:
     """Publishers for what a recording holds: one for each (endpoint, rank) in it, ranks on neighbouring ports.
 
     ``endpoint`` and ``replay_endpoint`` are those of rank 0. ``speed``: 1.0 as it was received, N times as fast, or
-    None for as fast as it goes. A second pass begins anew, which subscribers see as a restart. ``bind`` as in
+    None for as fast as it goes. A second pass has the same numbers and payloads, so a subscriber that saw
+    the first takes it for repetitions. ``bind`` as in
     `Publisher`. Raises EndpointError, and UsageError when two recorded endpoints had the same rank (play one of them:
     `only_endpoint`).
     """

@@ -117,6 +117,7 @@ class SubscriberCore:
         self._context = context if context is not None else zmq.Context()
         self._asking: list[_Asking] = []
         self._lines: list[_Line] = []
+        self._began = False
         self.closed = False
         try:
             for source in self._sources:
@@ -183,7 +184,7 @@ class SubscriberCore:
 
     # --- one step ---------------------------------------------------------------------------------------------
 
-    def begin(self, now: float) -> None:
+    def _begin(self, now: float) -> None:
         """Ask for what was published before, where ``from_seq`` wants it."""
         for line in self._lines:
             line.last_seen = now
@@ -212,8 +213,19 @@ class SubscriberCore:
             ]
         return min(deadlines, default=None)
 
+    def wait_ms(self, now: float, deadline: float | None) -> int:
+        """Return for how long the sockets may be waited for, in ms, before `step` is due or `deadline` has come.
+
+        At most half a second, so that another thread's close() is seen; sockets are their own thread's alone.
+        """
+        due = [at for at in (self.next_deadline(), deadline) if at is not None]
+        return int(max(1, min(500.0, (min(due) - now) * 1000 if due else 500.0)))
+
     def step(self, now: float) -> list[Record]:
-        """Take what has arrived and let time pass; return the records that are due."""
+        """Take what has arrived and let time pass; return the records that are due. The first call begins."""
+        if not self._began:
+            self._began = True
+            self._begin(now)
         records: list[Record] = []
         for line in self._lines:
             records += self._receive(line, now)
@@ -376,7 +388,6 @@ class Subscriber:
         self._core = SubscriberCore(sources, **options)
         self._idle_timeout = idle_timeout
         self._ready: deque[Record] = deque()
-        self._began = False
         self._closing = False
         self._polling = threading.Lock()
         self._poller: int | None = None
@@ -398,9 +409,6 @@ class Subscriber:
             if self._closing:
                 return None
             now = time.monotonic()
-            if not self._began:
-                self._began = True
-                self._core.begin(now)
             self._ready.extend(self._core.step(now))
             if self._ready:
                 break
@@ -410,12 +418,10 @@ class Subscriber:
         return self._ready.popleft()
 
     def _wait(self, now: float, deadline: float | None) -> None:
-        due = [at for at in (self._core.next_deadline(), deadline) if at is not None]
         poller = zmq.Poller()
         for socket in self._core.sockets():
             poller.register(socket, zmq.POLLIN)
-        # Woken at least twice a second, so that another thread's close() is seen; sockets are this thread's alone.
-        poller.poll(int(max(1, min(500.0, (min(due) - now) * 1000 if due else 500.0))))
+        poller.poll(self._core.wait_ms(now, deadline))
 
     def __iter__(self) -> Iterator[Record]:
         while True:

@@ -13,7 +13,7 @@ from kvhash import KvHashError
 from kvhash.contract import CHANGES, Contract, Release
 from kvhash.events import decode_batch, encode_batch
 
-from .event_lines import decode_answer
+from kvhash.events.lines import decode_answer
 from .record import vector
 from .releases import NEWEST_TEXT
 

@@ -15,7 +15,7 @@ from kvhash.block_hash import external_hash, json_hash, make_block_hash_with_gro
 from kvhash.digest import sha256, xxh3_128
 from kvhash.events import decode_batch, encode_batch
 
-from .event_lines import answer_all_lines, decode_answer
+from kvhash.events.lines import answer_all_lines, decode_answer
 from .generate_blocks import accumulated, serialized
 from .inputs import expand
 from .load import REQUEST_KINDS, Corpus, VectorFile

@@ -12,9 +12,11 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from kvhash._errors import InvalidRequestError, KvHashError, LineTooLongError
-from kvhash.events import EventBatch, UndecodableEvent, UnknownEvent, decode_batch
-from kvhash.request import MAX_LINE_BYTES, answer_lines, error_object, parse_json
+from kvhash._errors import InvalidRequestError
+from kvhash.request import MAX_LINE_BYTES, answer_lines
+
+from .decode import decode_batch
+from .schema import EventBatch, UndecodableEvent, UnknownEvent
 
 __all__ = ["answer_all_lines", "batch_object", "decode_answer"]
 
@@ -84,19 +86,8 @@ def answer_all_lines(
     lines: Iterable[bytes], defaults: Mapping[str, Any] | None = None, *, max_line_bytes: int = MAX_LINE_BYTES
 ) -> Iterator[dict[str, Any]]:
     """Answer request lines as `kvhash.answer_lines` does, and event lines among them."""
-    for line in lines:
-        if b'"decode"' not in line[:max_line_bytes]:
-            yield from answer_lines([line], defaults, max_line_bytes=max_line_bytes)
-            continue
-        identity: Any = None
-        try:
-            if len(line) > max_line_bytes:
-                raise LineTooLongError(f"the line has {len(line)} bytes; at most {max_line_bytes} are read")
-            value = parse_json(line)
-            if not isinstance(value, dict) or "decode" not in value:
-                yield from answer_lines([line], defaults, max_line_bytes=max_line_bytes)
-                continue
-            identity = value.get("id")
-            yield {"id": identity, **decode_answer(value)}
-        except KvHashError as error:
-            yield {"id": identity, "error": error_object(error)}
+
+    def event_line(value: Mapping[str, Any]) -> dict[str, Any] | None:
+        return decode_answer(value) if "decode" in value else None
+
+    return answer_lines(lines, defaults, max_line_bytes=max_line_bytes, other=event_line)
