@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-long interop check contract format bench clean
+.PHONY: help demo test test-long interop check contract format bench vectors-archive clean
 
 help:
 	@echo "make demo       hash a real prompt and check every hash against recorded vLLM runs"
@@ -12,6 +12,7 @@ help:
 	@echo "make check      formatter, linter and type checker"
 	@echo "make bench      ratios against vLLM's own hashing functions"
 	@echo "make test-long  the tests that take minutes"
+	@echo "make vectors-archive  the test vectors as a release archive, in dist/"
 	@echo "make interop    tests against vLLM's own code, which they download"
 
 $(STAMP): pyproject.toml
@@ -65,6 +66,10 @@ bench: $(STAMP)
 	@KVHASH_BACKEND=python $(BIN)/python benchmarks/bench_hash.py
 	@echo "== the native core"
 	@$(BIN)/python benchmarks/bench_native.py
+
+vectors-archive: $(STAMP)
+	@mkdir -p dist
+	@$(BIN)/kvhash vectors archive dist
 
 clean:
 	rm -rf $(VENV) .demo build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from kvhash._errors import UsageError
+from kvhash.vectors.archive import archive_name, write_archive
 from kvhash.vectors.coverage import algorithms, flags, gaps, rows
 from kvhash.vectors.load import Corpus, applies, load_corpus
 from kvhash.vectors.verify import verify, verify_checksums
@@ -164,9 +165,7 @@ def export(corpus: Path | None, folder: Path) -> None:
     data = load_corpus(corpus)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists and is not empty; expected a new folder", code="folder-not-empty")
-    faults = verify_checksums(data.root)
-    if faults:
-        raise UsageError(f"the corpus is damaged: {faults[0]}", code="corpus-damaged")
+    _undamaged(data)
     draft = folder.parent / f".{folder.name}.part"
     shutil.rmtree(draft, ignore_errors=True)
     try:
@@ -177,6 +176,29 @@ def export(corpus: Path | None, folder: Path) -> None:
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     click.echo(f"{len(data)} vectors of corpus {data.version} are in {folder}", err=True)
+
+
+@vectors.command("archive")
+@_corpus
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False, exists=True))
+def archive(corpus: Path | None, folder: Path) -> None:
+    """Write the corpus as a release archive into DIR and print its path; the same files give the same bytes.
+
+    \b
+    Example:
+      kvhash vectors archive dist
+    """
+    data = load_corpus(corpus)
+    _undamaged(data)
+    target = folder / archive_name(data)
+    write_archive(data, target)
+    click.echo(str(target))
+
+
+def _undamaged(data: Corpus) -> None:
+    faults = verify_checksums(data.root)
+    if faults:
+        raise UsageError(f"the corpus is damaged: {faults[0]}", code="corpus-damaged")
 
 
 @vectors.command("generate")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +14,9 @@ import pytest
 from kvhash.request import MAX_LINE_BYTES, answer_lines
 
 from ..data_files import DATA, RELEASES, hash_cases, hash_results, request_of
+from . import built
 from .event_lines import python_answer
+from .toolchain import need
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = ROOT / "sdk" / "go"
@@ -25,24 +25,14 @@ ANSWERED = ("none_hash", "block_hashes", "external", "extra_keys")
 
 @pytest.fixture(scope="session")
 def go() -> str:
-    """Return the Go command; without one, fail where everything is required, else skip loudly."""
-    found = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
-    if found is None:
-        if os.environ.get("KVHASH_REQUIRE_ALL") == "1":
-            pytest.fail("the Go toolchain is missing, and KVHASH_REQUIRE_ALL=1")
-        pytest.skip("the Go toolchain is missing; the Go module is NOT tested")
-    return found
+    """Return the Go command."""
+    return need("go")
 
 
 @pytest.fixture(scope="session")
-def program(go: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+def program() -> str:
     """Return the request-line program, built."""
-    path = tmp_path_factory.mktemp("go") / "kvhash-lines"
-    done = subprocess.run(
-        [go, "build", "-o", str(path), "./cmd/kvhash-lines"], cwd=MODULE, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return str(path)
+    return built.go()[0]
 
 
 def _run(go: str, *arguments: str) -> str:

@@ -8,6 +8,7 @@ import subprocess
 import pytest
 
 from ..data_files import RELEASES
+from . import built
 from .lines_program import (
     ROOT,
     assert_recorded_answers,
@@ -15,25 +16,14 @@ from .lines_program import (
     awkward_lines,
     random_lines,
 )
-from .toolchain import need
 
 pytestmark = pytest.mark.filterwarnings("ignore::kvhash.contract.NewerReleaseWarning")
-
-MODULE = ROOT / "examples" / "hasher-java"
 
 
 @pytest.fixture(scope="module")
 def program() -> list[str]:
     """Return the request-line program, built and unit-tested by Maven: from its local store where that suffices."""
-    java, maven = need("java"), need("mvn")
-    done = None
-    for mode in (["-o"], []):
-        command = [maven, "-q", "-B", *mode, "package"]
-        done = subprocess.run(command, cwd=MODULE, capture_output=True, timeout=280, check=False)
-        if done.returncode == 0:
-            return [java, "-jar", "examples/hasher-java/target/hasher.jar"]
-    assert done is not None
-    pytest.fail((done.stdout + done.stderr).decode()[-5000:])
+    return built.java()
 
 
 @pytest.mark.parametrize("release", RELEASES)

@@ -12,6 +12,7 @@ import pytest
 from kvhash.request import MAX_LINE_BYTES, answer_lines
 
 from ..data_files import RELEASES
+from . import built
 from .lines_program import (
     ROOT,
     assert_recorded_answers,
@@ -35,8 +36,7 @@ def _cargo(*arguments: str) -> None:
 @pytest.fixture(scope="session")
 def program() -> list[str]:
     """Build the request-line program and return its command."""
-    _cargo("build", "--release", "--package", "kvhash", "--quiet")
-    return [str(WORKSPACE / "target" / "release" / "kvhash-lines")]
+    return built.rust()
 
 
 def test_the_contract_table_is_the_python_one() -> None:

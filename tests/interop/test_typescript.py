@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ..data_files import RELEASES
+from . import built
 from .event_lines import damaged_payloads, python_answer, recorded_payloads, sglang_payloads
 from .lines_program import (
     ROOT,
@@ -30,11 +31,7 @@ PACKAGE = ROOT / "sdk" / "typescript"
 @pytest.fixture(scope="module")
 def program() -> list[str]:
     """Return the request-line program, built from the checked-in sources and lock file."""
-    node, npm = need("node"), need("npm")
-    for arguments in (["ci", "--ignore-scripts", "--no-audit", "--no-fund"], ["run", "build"]):
-        done = subprocess.run([npm, *arguments], cwd=PACKAGE, capture_output=True, timeout=240, check=False)
-        assert done.returncode == 0, (done.stdout + done.stderr).decode()[-3000:]
-    return [node, "sdk/typescript/dist/lines.js"]
+    return built.typescript()
 
 
 def test_the_contract_table_is_the_python_one() -> None:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
+import tarfile
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ import jsonschema
 import pytest
 
 from kvhash.vectors import CorpusError, load_corpus
+from kvhash.vectors.archive import archive_name, write_archive
 from kvhash.vectors.coverage import gaps, rows
 from kvhash.vectors.generate import canonical
 from kvhash.vectors.load import REQUEST_KINDS, Corpus, VectorFile
@@ -172,6 +176,8 @@ def test_a_wrong_vector_is_found() -> None:
             vector["serialized_length"] += 1
         elif file.kind == "accumulated":
             vector["digest"] = "00" * 32
+        elif file.kind == "engine":
+            vector["expected"]["steps"][-1]["requests"][0]["cached_tokens"] += 4
         else:
             vector["expected"]["one more"] = 1
         assert verify_vector(file, vector), file.kind
@@ -223,3 +229,38 @@ def test_the_licence_is_0bsd_and_the_version_is_one() -> None:
     assert "0BSD" in (CORPUS / "LICENSE").read_text()
     assert re.fullmatch(r"\d+\.\d+\.\d+", corpus().version)
     assert f"## {corpus().version}" in (CORPUS / "CHANGELOG.md").read_text()
+
+
+def test_the_release_archive_holds_the_corpus_and_is_reproducible(tmp_path: Path) -> None:
+    """Two archives are the same bytes, and what is unpacked from one is the corpus, whole."""
+    first, second = tmp_path / "a.tar.gz", tmp_path / "b.tar.gz"
+    for target in (first, second):
+        write_archive(corpus(), target)
+    assert first.read_bytes() == second.read_bytes()
+    with tarfile.open(first) as tar:
+        tar.extractall(tmp_path, filter="data")
+    unpacked = tmp_path / archive_name(corpus()).removesuffix(".tar.gz")
+    assert verify_checksums(unpacked) == []
+    assert len(load_corpus(unpacked)) == len(corpus())
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(["a.tar.gz", "b.tar.gz", unpacked.name])
+
+
+def test_the_engine_sequences_are_what_the_engine_gives() -> None:
+    """The recorded sequences behind the engine vectors are played anew and are the same."""
+    done = subprocess.run(
+        [sys.executable, "tools/make_engine_sequences.py", "--check"],
+        cwd=CORPUS.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_an_engine_vector_with_a_foreign_hash_is_found() -> None:
+    """A published hash that no request has, and a hit that the events do not explain, are both noticed."""
+    (file,) = [file for file in corpus().files if file.kind == "engine"]
+    vector = json.loads(json.dumps(next(v for v in file.vectors if v["id"] == "engine/twice/0.33.0")))
+    vector["input"]["engine"]["hash_seed"] = "1"
+    assert any("none of a request's" in fault for fault in verify_vector(file, vector))
+    assert any("tokens cached" in fault for fault in verify_vector(file, vector))

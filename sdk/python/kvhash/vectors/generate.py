@@ -37,6 +37,16 @@ _NEEDS = {
     "accumulated": ["cbor", "pickle5", "sha256", "xxh3"],
     "events": ["msgpack"],
     "streams": ["msgpack"],
+    "engine": ["cbor", "pickle5", "sha256", "msgpack"],
+}
+#: The hashers of this repository that the tests ask the corpus through `kvhash conformance`, and which of its
+#: capabilities each does not claim.
+_PROGRAMS = {
+    "python": [],
+    "rust": ["events"],
+    "go": [],
+    "typescript": [],
+    "java": ["events"],
 }
 
 
@@ -54,12 +64,19 @@ def build(data: Path, previous_ids: str = "") -> dict[str, str]:
     keeps the ids that are no longer used.
     """
     from .generate_blocks import make_blocks
+    from .generate_engine import make_engine
     from .generate_events import make_events
     from .generate_requests import make_requests
     from .generate_streams import make_streams
 
     real = real_releases(data)
-    vectors = {**make_blocks(), **make_requests(data, real), **make_events(data), **make_streams()}
+    vectors = {
+        **make_blocks(),
+        **make_requests(data, real),
+        **make_events(data),
+        **make_streams(),
+        **make_engine(data),
+    }
     ordered = {kind: vectors[kind] for kind in _NEEDS}
     assert set(ordered) == set(vectors)
     files = {f"{kind}.json": file_text(kind, NOTES, items) for kind, items in ordered.items()}
@@ -117,6 +134,7 @@ def _manifest(vectors: dict[str, list[dict[str, Any]]], real: Iterable[Release])
         "count": sum(map(len, vectors.values())),
         "releases": [str(release) for release in real],
         "files": files,
+        "programs": [{"name": name, "without": without} for name, without in _PROGRAMS.items()],
     }
     return json.dumps(body, indent=1, sort_keys=True) + "\n"
 

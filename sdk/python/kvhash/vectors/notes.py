@@ -80,5 +80,17 @@ NOTES: dict[str, dict[str, str]] = {
         "one message applied twice, or two copies of a block counted as one", "wrong residency"
     ),
     "stream-clear": _note("AllBlocksCleared not applied", "the whole index is stale"),
+    "engine-hit": _note(
+        "a hit counted past the last block that is there, or up to the last token",
+        "predicted hits that the engine does not have",
+    ),
+    "engine-evict": _note("removals not applied, or applied to the wrong copy", "routing to blocks that are gone"),
+    "engine-reset": _note("blocks kept after a reset", "the whole index is stale"),
+    "engine-skip": _note(
+        "a hit expected for a request that reads no cache (prompt logprobs)", "a wrong expectation of its cost"
+    ),
+    "engine-groups": _note(
+        "the KV cache groups' blocks mixed, which share hashes", "blocks of one group taken for another's"
+    ),
     "stream-ranks": _note("sequence numbers of several ranks mixed", "false gaps"),
 }

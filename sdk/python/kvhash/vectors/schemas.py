@@ -152,6 +152,69 @@ _KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"accepted": _list(_FACT, minItems=2)},
     ),
+    "engine": (
+        {
+            "input": _object(
+                {
+                    "engine": _object(
+                        {
+                            "vllm": _RELEASE,
+                            "algorithm": _TEXT,
+                            "hash_seed": _TEXT,
+                            "block_size": _COUNT,
+                            "num_blocks": _COUNT,
+                        },
+                        {
+                            "decode_context_parallel_size": _COUNT,
+                            "lookahead": _COUNT,
+                            "groups": _list(_FACT, minItems=1),
+                            "event_hash_form": {"enum": ["uint64", "int64", "bytes"]},
+                        },
+                    ),
+                    "steps": _list(
+                        _either(
+                            _object(
+                                {
+                                    "requests": _list(
+                                        _object(
+                                            {
+                                                "tokens": _list(_COUNT),
+                                                "max_tokens": _COUNT,
+                                                "output": _list(_COUNT),
+                                            },
+                                            {
+                                                "cache_salt": _TEXT,
+                                                "lora": _FACT,
+                                                "multimodal": _list(_FACT),
+                                                "skip_reading_prefix_cache": {"type": "boolean"},
+                                            },
+                                        ),
+                                        minItems=1,
+                                    )
+                                }
+                            ),
+                            _object({"reset_prefix_cache": {"const": True}}),
+                        ),
+                        minItems=1,
+                    ),
+                }
+            ),
+            "expected": _object(
+                {
+                    "steps": _list(
+                        _object(
+                            {
+                                "payloads": _list(_HEX),
+                                "requests": _list(_object({"cached_tokens": _COUNT})),
+                            }
+                        )
+                    ),
+                    "resident": {"type": "object", "additionalProperties": _list(_DECIMAL, minItems=1)},
+                }
+            ),
+        },
+        {},
+    ),
 }
 
 

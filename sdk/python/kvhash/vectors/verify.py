@@ -16,6 +16,7 @@ from kvhash.digest import sha256, xxh3_128
 from kvhash.events import decode_batch, encode_batch
 
 from kvhash.events.lines import answer_all_lines, decode_answer
+from .engine_model import check_engine
 from .generate_blocks import accumulated, serialized
 from .inputs import expand
 from .load import REQUEST_KINDS, Corpus, VectorFile
@@ -131,6 +132,7 @@ _CHECKS: dict[str, Callable[[Mapping[str, Any]], Iterator[str]]] = {
     "accumulated": _accumulated,
     "events": _events,
     "streams": _streams,
+    "engine": check_engine,
 }
 
 
