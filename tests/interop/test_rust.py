@@ -1,18 +1,22 @@
-"""The Rust crate: its own checks pass, and its request-line program answers as the Python SDK, word for word."""
+"""The Rust crate: its own checks pass, and its program answers request and event lines in Python's very words."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from kvhash.events.lines import answer_all_lines
 from kvhash.request import MAX_LINE_BYTES, answer_lines
 
 from ..data_files import RELEASES
 from . import built
+from .event_lines import damaged_payloads, recorded_payloads, sglang_payloads
+from .event_payloads import random_payloads
 from .lines_program import (
     ROOT,
     assert_recorded_answers,
@@ -198,3 +202,87 @@ def test_the_program_is_quiet_on_a_broken_pipe(program: list[str], tmp_path: Pat
         assert process.stderr.read() == b""
         assert process.wait(timeout=20) == 0
         process.stderr.close()
+
+
+# --- events ---------------------------------------------------------------------------------------------------
+
+
+def _assert_same_batches(program: list[str], payloads: list[bytes]) -> int:
+    """Compare answers whole, messages too; returns how many payloads were batches."""
+    lines = [
+        json.dumps({"id": i, "decode": payload.hex()}).encode() + b"\n" for i, payload in enumerate(payloads)
+    ]
+    # Through JSON: what its readers see of both.
+    expected = [json.loads(json.dumps(answered)) for answered in answer_all_lines(lines)]
+    for payload, ours, theirs in zip(payloads, run_lines(program, lines), expected, strict=True):
+        assert ours == theirs, payload.hex()
+    return sum("batch" in answered for answered in expected)
+
+
+def test_every_recorded_batch_decodes_alike(program: list[str]) -> None:
+    """Each release's recorded batches, a live server's and SGLang's shapes are read as the Python decoder does."""
+    payloads = recorded_payloads()
+    assert _assert_same_batches(program, payloads) == len(payloads) > 300
+    assert _assert_same_batches(program, sglang_payloads()) > 5
+
+
+def test_damaged_batches_decode_alike(program: list[str]) -> None:
+    """Cut, flipped and spliced payloads give the same events, places, codes and messages."""
+    payloads = [payload for payload in [*recorded_payloads(), *sglang_payloads()] if payload]
+    assert _assert_same_batches(program, damaged_payloads(payloads, 3000, seed=5)) > 500
+
+
+def test_random_batches_decode_alike(program: list[str]) -> None:
+    """Anything in any place, in every width of msgpack: the same values, places, codes and messages."""
+    assert _assert_same_batches(program, random_payloads(4000, seed=11)) > 2000
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("seed", range(20))
+def test_random_batches_decode_alike_at_length(program: list[str], seed: int) -> None:
+    """As above, a hundred thousand of each in all."""
+    _assert_same_batches(program, random_payloads(5000, seed=1000 + seed))
+    payloads = [payload for payload in [*recorded_payloads(), *sglang_payloads()] if payload]
+    _assert_same_batches(program, damaged_payloads(payloads, 5000, seed=seed))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"decode":5}',
+        b'{"decode":null,"id":3}',
+        b'{"decode":"zz"}',
+        b'{"decode":"9"}',
+        b'{"decode":"9 0"}',
+        b'{"decode":" 90\\t91 C0\\n"}',
+        b'{"decode":"\\ud800"}',
+        b'{"decode":"\\u00e9"}',
+        b'{"decode":"90","tokens":[]}',
+        b'{"x":1,"decode":"90","id":1}',
+        b'{"decode":"93cb3ff800000000000090c0","id":[1.5]}',
+        b'{"decode":{}}',
+    ],
+)
+def test_event_lines_are_checked_alike(program: list[str], line: bytes) -> None:
+    """A bad event line gives Python's error line."""
+    assert run_lines(program, [line]) == json.loads(json.dumps(list(answer_all_lines([line]))))
+
+
+def test_the_program_passes_the_conformance_check(program: list[str]) -> None:
+    """`kvhash conformance` passes all of the corpus that a line program can answer, events too."""
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from kvhash_cli.entry import kvhash_main; kvhash_main()",
+            "conformance",
+            "--cmd",
+            shlex.join(program),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]

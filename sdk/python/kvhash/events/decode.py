@@ -118,7 +118,11 @@ def _fast(payload: bytes) -> EventBatch | None:
         if first & 0xF0 == 0x90:
             arrays = _decode_array_batch(payload)
             events = tuple([_from_array(event) for event in arrays.events])
-            rank, ts, layout = arrays.data_parallel_rank, arrays.ts, cast(Any, "array")
+            rank, ts, layout = (
+                arrays.data_parallel_rank,
+                arrays.ts,
+                cast(Any, "array" if arrays.events else None),
+            )
         else:
             maps = _decode_map_batch(payload)
             events = maps.events
@@ -470,6 +474,7 @@ _KINDS = {
     str: "text",
     bytes: "bytes",
     list: "an array",
+    tuple: "an array",  # where it is a map's key
     dict: "a map",
     type(None): "nil",
 }

@@ -1,7 +1,8 @@
 """Event lines: ``{"id":..,"decode":"<payload hex>"}`` in, ``{"id":..,"batch":{...}}`` out, beside request lines.
 
 A batch has ``ts``, ``data_parallel_rank``, ``layout``, ``events`` and, only where there is something unknown,
-``extra``. A hash is ``{"int": "<decimal>"}`` or ``{"bytes": "<hex>"}``. An event that is not known is
+``extra``. A hash is ``{"int": "<decimal>"}`` or ``{"bytes": "<hex>"}``, an extension value
+``{"ext": type, "bytes": "<hex>"}``. An event that is not known is
 ``{"unknown": tag, "raw": {"bytes": hex}}``, one that cannot be read
 ``{"undecodable": path, "message": text, "raw": {"bytes": hex}}``.
 """
@@ -10,7 +11,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
 from typing import Any
+
+import msgspec
 
 from kvhash._errors import InvalidRequestError
 from kvhash.request import MAX_LINE_BYTES, answer_lines
@@ -64,6 +68,11 @@ def _json(value: Any) -> Any:
         return [_json(item) for item in value]
     if isinstance(value, dict):
         return {str(name): _json(item) for name, item in value.items()}
+    if isinstance(value, datetime):  # an extension value too, which msgspec reads
+        packed = msgspec.msgpack.encode(value)
+        return {"ext": -1, "bytes": packed[3 if packed[0] == 0xC7 else 2 :].hex()}
+    if isinstance(value, msgspec.msgpack.Ext):
+        return {"ext": value.code, "bytes": bytes(value.data).hex()}
     return value
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvhash.block_hash import BlockHash, ChainValue, external_hash
@@ -44,18 +44,22 @@ class Place:
 
 @dataclass(slots=True)
 class Group:
-    """A KV cache group as its events (or the settings) describe it. ``size``: tokens per block, the largest seen."""
+    """A KV cache group as its events (or the settings) describe it.
 
-    size: int = 0
+    ``sizes``: tokens per block by tier, the largest seen: a block that is found at a hash inside it says less.
+    ``smallest``: the greatest common divisor of all sizes seen.
+    """
+
+    sizes: dict[str, int] = field(default_factory=dict)
     smallest: int = 0
     kind: str | None = None
     window: int | None = None
     chunk: int | None = None
 
-    def learn(self, size: int, kind: str | None, window: int | None) -> None:
+    def learn(self, tier: str, size: int, kind: str | None, window: int | None) -> None:
         """Take in what one event says."""
         if size > 0:
-            self.size = max(self.size, size)
+            self.sizes[tier] = max(self.sizes.get(tier, 0), size)
             self.smallest = math.gcd(self.smallest, size)
         self.kind = kind or self.kind
         self.window = window or self.window
@@ -82,7 +86,7 @@ class RankMap:
         self.ledger.faults.pop("hash-mismatch", None)
         for number, given in settings.groups.items():
             self.groups[number] = Group(
-                given.block_size,
+                {self._order[0]: given.block_size},
                 given.block_size,
                 given.kind,
                 given.sliding_window,
@@ -167,7 +171,9 @@ class RankMap:
             return
         number = event.group_idx or 0
         group = self.groups.setdefault(number, Group())
-        group.learn(self._block_tokens(event), event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window)
+        group.learn(
+            tier, self._block_tokens(event), event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window
+        )
         place = Place(tier, _is_remote(event.locality), number)
         layer = self.layers.get(place)
         if layer is None:
@@ -344,7 +350,7 @@ class RankMap:
         for number in sorted(numbers):
             group = self.groups[number]
             kind = kind_of(group.kind, sliding_window=group.window, chunk=group.chunk)
-            size = group.size or request.unit
+            size = group.sizes.get(tier) or group.sizes.get(self._order[0]) or request.unit
             if size % request.unit:
                 return []
             geometry = (kind, size, group.window or 0, group.chunk or 0)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -35,7 +35,7 @@ class SnapshotError(DecodeError):
 class HotPrefix:
     """A prompt's beginning that several prompts share.
 
-    ``key``: of its last block. ``blocks``: its length, up to where prompts part. ``below``: blocks that hang on it,
+    ``key``: of its last block. ``blocks``: its length, up to where prompts part on some engine. ``below``: blocks that hang on it,
     itself included, over all engines; ``engines``: those that hold it.
     """
 
@@ -249,12 +249,8 @@ class ResidencyIndex:
             for rank in ranks.values():
                 for place, layer in rank.places():
                     if place.tier == device and not place.remote:
-                        for hot in _beginnings(layer, engine):
-                            other = found.get(hot.key)
-                            if other is not None:
-                                names = tuple(dict.fromkeys((*other.engines, engine)))
-                                hot = replace(other, below=other.below + hot.below, engines=names)
-                            found[hot.key] = hot
+                        for first, hot in _beginnings(layer, engine):
+                            found[first] = _joined(found[first], hot) if first in found else hot
         return sorted(found.values(), key=lambda hot: (-hot.below, hot.key))[:limit]
 
     def __len__(self) -> int:
@@ -328,21 +324,26 @@ def _fullest(rank: RankMap) -> int:
     return max((len(layer) for layer in rank.layers.values()), default=0)
 
 
-def _beginnings(layer: Layer, engine: str) -> list[HotPrefix]:
-    """Return, for each first block of a place, how far the prompts that begin with it go together."""
-    found = []
-    for key, block in layer.items():
+def _beginnings(layer: Layer, engine: str) -> Iterator[tuple[int, HotPrefix]]:
+    """Yield each first block of a place, and how far the prompts that begin with it go together."""
+    for first, block in layer.items():
         if block.depth != 1:
             continue
-        end = key
+        end = first
         while (children := layer.blocks[end].children) and len(children) == 1:
             end = next(iter(children))
-        below, todo = 0, [key]
+        below, todo = 0, [first]
         while todo:
             below += 1
             todo += layer.blocks[todo.pop()].children or ()
-        found.append(HotPrefix(end, layer.blocks[end].depth, below, (engine,)))
-    return found
+        yield first, HotPrefix(end, layer.blocks[end].depth, below, (engine,))
+
+
+def _joined(one: HotPrefix, other: HotPrefix) -> HotPrefix:
+    """Return what two places hold of the prompts with one first block; they go together as far as in both."""
+    shorter = min(one, other, key=lambda hot: hot.blocks)
+    engines = tuple(dict.fromkeys((*one.engines, *other.engines)))
+    return HotPrefix(shorter.key, shorter.blocks, one.below + other.below, engines)
 
 
 def _dump_rank(rank: RankMap) -> dict[str, Any]:
@@ -351,7 +352,7 @@ def _dump_rank(rank: RankMap) -> dict[str, Any]:
         "counts": rank.counts,
         "media": rank.unknown_media,
         "groups": [
-            (number, g.size, g.smallest, g.kind, g.window, g.chunk) for number, g in rank.groups.items()
+            (number, g.sizes, g.smallest, g.kind, g.window, g.chunk) for number, g in rank.groups.items()
         ],
         "places": [
             (

@@ -40,6 +40,14 @@ pub enum Code {
     InvalidUtf8,
     /// A request line is longer than the limit.
     LineTooLong,
+    /// A payload is no batch of KV events.
+    InvalidBatch,
+    /// A payload is not msgpack.
+    InvalidMsgpack,
+    /// A payload is nested too deeply to be read.
+    NestedTooDeeply,
+    /// A payload is longer than the limit.
+    PayloadTooLarge,
 }
 
 impl Code {
@@ -64,6 +72,10 @@ impl Code {
             Self::InvalidJson => "invalid-json",
             Self::InvalidUtf8 => "invalid-utf8",
             Self::LineTooLong => "line-too-long",
+            Self::InvalidBatch => "invalid-batch",
+            Self::InvalidMsgpack => "invalid-msgpack",
+            Self::NestedTooDeeply => "nested-too-deeply",
+            Self::PayloadTooLarge => "payload-too-large",
         }
     }
 }

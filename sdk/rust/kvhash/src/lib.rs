@@ -4,7 +4,8 @@
 //! computes these hashes for every release since 0.9.2, every reproducible algorithm and every extra key, near the
 //! speed of the digest itself. The Python package of the same name is the readable definition; both answer alike.
 //!
-//! [`BlockHasher`] is where to start; [`lines`] answers the request lines of the test corpus.
+//! [`BlockHasher`] is where to start; [`events`] reads the KV events that engines publish; [`lines`] answers the
+//! request and event lines of the test corpus.
 
 #![forbid(unsafe_code)]
 
@@ -14,6 +15,7 @@ pub mod contract;
 #[rustfmt::skip]
 mod contract_table;
 mod error;
+pub mod events;
 mod extra_keys;
 mod function;
 mod hasher;

@@ -1,4 +1,4 @@
-//! Request lines: one JSON object a line in, one a line out. One bad line gives one error line.
+//! Request lines and event lines: one JSON object a line in, one a line out. One bad line gives one error line.
 //!
 //! ```
 //! let line = br#"{"id":"1","vllm":"0.33.0","hash_seed":"0","algorithm":"md5","tokens":[]}"#;
@@ -8,8 +8,9 @@
 
 use crate::block_hash::BlockHash;
 use crate::error::{Code, Error, Result};
+use crate::events::{decode_batch, write_batch};
 use crate::json::{self, Json, Text};
-use crate::request::Request;
+use crate::request::{from_hex, Request};
 use crate::text;
 use crate::value::Value;
 
@@ -62,6 +63,9 @@ fn answer(line: &[u8], identity: &mut Json) -> Result<String> {
     if let Json::Object(fields) = &value {
         let id = fields.iter().find(|(name, _)| *name == Text::Plain("id".into()));
         *identity = id.map_or(Json::Null, |(_, id)| id.clone());
+        if let Some((_, payload)) = fields.iter().find(|(name, _)| name.plain() == Some("decode")) {
+            return answer_event(fields, payload);
+        }
     }
     let request = Request::from_json(value)?;
     let hasher = request.hasher()?;
@@ -82,6 +86,26 @@ fn answer(line: &[u8], identity: &mut Json) -> Result<String> {
         None => out.push_str("null"),
         Some(keys) => write_list(keys, out, write_value),
     });
+    out.push('}');
+    Ok(out)
+}
+
+/// The answer to `{"id":..,"decode":"<payload hex>"}`, without `id`.
+fn answer_event(fields: &[(Text, Json)], payload: &Json) -> Result<String> {
+    if let Some((name, _)) = fields.iter().find(|(name, _)| !matches!(name.plain(), Some("id" | "decode"))) {
+        let message = format!("unknown field {}; expected: id, decode", name.repr());
+        return Err(Error::at(Code::InvalidRequest, "$", message));
+    }
+    let Json::Text(text) = payload else {
+        let message = format!("expected the payload as hex, got {}", payload.type_name());
+        return Err(Error::at(Code::InvalidRequest, "$.decode", message));
+    };
+    let payload = text
+        .plain()
+        .and_then(from_hex)
+        .ok_or_else(|| Error::at(Code::InvalidRequest, "$.decode", "the payload is not hex"))?;
+    let mut out = String::from(",\"batch\":");
+    write_batch(&decode_batch(&payload)?, &mut out);
     out.push('}');
     Ok(out)
 }

@@ -433,7 +433,7 @@ fn read_embeds(value: &Json) -> Result<(PromptEmbeds, i128)> {
 }
 
 /// `bytes.fromhex`: pairs of hex digits, with white space between the pairs.
-fn from_hex(text: &str) -> Option<Vec<u8>> {
+pub(crate) fn from_hex(text: &str) -> Option<Vec<u8>> {
     let mut out = Vec::with_capacity(text.len() / 2);
     let mut bytes = text.bytes();
     while let Some(first) = bytes.next() {

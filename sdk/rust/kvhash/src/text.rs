@@ -56,14 +56,18 @@ pub(crate) fn repr_points(points: impl Iterator<Item = u32> + Clone) -> String {
 
 /// `repr(number)` of a finite float: the shortest digits that read back, with an exponent below 1e-4 and from 1e16 on.
 pub(crate) fn repr_float(number: f64) -> String {
-    let scientific = format!("{number:e}");
+    // The shortest digits may be of two numbers equally near; Python shows the even one, as rounding to so many does.
+    let shortest = format!("{number:e}");
+    let count = shortest.split('e').next().unwrap_or_default().bytes().filter(u8::is_ascii_digit).count();
+    let scientific = format!("{number:.*e}", count.saturating_sub(1));
     let (digits, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
     let exponent: i32 = exponent.parse().unwrap_or(0);
     if number != 0.0 && !(-4..16).contains(&exponent) {
         let sign = if exponent < 0 { '-' } else { '+' };
         return format!("{digits}e{sign}{:02}", exponent.abs());
     }
-    let plain = format!("{number}");
+    let decimals = usize::try_from(count as i32 - 1 - exponent).unwrap_or(0);
+    let plain = format!("{number:.decimals$}");
     if plain.contains('.') {
         plain
     } else {
@@ -98,6 +102,11 @@ mod tests {
             (0.0001, "0.0001"),
             (0.00001, "1e-05"),
             (-0.0, "-0.0"),
+            (111.215_118_408_203_125, "111.21511840820312"),
+            (-214.692_169_189_453_125, "-214.69216918945312"),
+            (5e-324, "5e-324"),
+            (9_007_199_254_740_993.0, "9007199254740992.0"),
+            (1.797_693_134_862_315_7e308, "1.7976931348623157e+308"),
         ] {
             assert_eq!(repr_float(number), shown);
         }

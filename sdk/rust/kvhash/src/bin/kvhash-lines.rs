@@ -1,4 +1,4 @@
-//! Answers request lines: JSON objects on standard input, answers on standard output, one a line.
+//! Answers request lines and event lines: JSON objects on standard input, answers on standard output, one a line.
 
 use std::io::{self, BufRead, BufReader, BufWriter, ErrorKind, Read, Write};
 use std::process::ExitCode;

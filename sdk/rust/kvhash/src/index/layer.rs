@@ -1,0 +1,615 @@
+//! One place's blocks: those that one rank holds of one KV cache group in one tier, linked as a forest of prefixes.
+//!
+//! A block is known by its key, the low 64 bits of its hash. It is *reachable* when every block from the root to it is
+//! held; its depth is then its distance from the root, 1 for a first block. The reachable blocks are closed under
+//! prefixes, so a lookup searches for the last of its hashes that is reachable at the right depth. All other blocks
+//! have depth 0 and are found one by one.
+//!
+//! Blocks lie in chunks that never move, named by slots of 32 bits; the links between them are slots too. That keeps a
+//! block at 48 bytes beside its entry in the table.
+
+use std::collections::{HashMap, HashSet};
+
+use hashbrown::HashTable;
+
+/// Where a block hangs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Parent {
+    /// It is a prompt's first block.
+    Root,
+    /// Not known.
+    Unplaced,
+    /// The block with this key.
+    Key(u64),
+}
+
+/// What became of a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stored {
+    /// The block was not held before.
+    New,
+    /// One more copy of a block that is held.
+    Again,
+    /// Another block has its key; it was not taken in.
+    Collision,
+}
+
+/// A lookup's hashes, read when a search asks for them.
+pub trait Hashes {
+    /// How many there are.
+    fn len(&self) -> usize;
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+    /// The low 64 bits of the hash at a place.
+    fn key(&self, index: usize) -> u64;
+    /// The whole hash at a place, where the lookup has it: more than 8 bytes.
+    fn digest(&self, index: usize) -> Option<&[u8]>;
+}
+
+/// A lookup's blocks of one size: the hash of each is that of its last unit.
+#[derive(Clone, Copy)]
+pub struct Keys<'a> {
+    hashes: &'a dyn Hashes,
+    factor: usize,
+    /// How many blocks there are.
+    pub count: usize,
+}
+
+impl<'a> Keys<'a> {
+    /// The blocks of `factor` hashes each.
+    pub fn new(hashes: &'a dyn Hashes, factor: usize) -> Self {
+        Self { hashes, factor, count: hashes.len().checked_div(factor).unwrap_or(0) }
+    }
+
+    #[inline]
+    fn place(&self, index: usize) -> usize {
+        (index + 1) * self.factor - 1
+    }
+}
+
+const NONE: u32 = u32::MAX;
+const CHUNK_BITS: u32 = 12;
+const CHUNK: usize = 1 << CHUNK_BITS;
+
+const ROOT: u8 = 1;
+const UNPLACED: u8 = 2;
+const ENDS_CHUNK: u8 = 4;
+const HAS_DIGEST: u8 = 8;
+
+#[derive(Clone)]
+struct Block {
+    key: u64,
+    /// The parent's key, unless the flags say otherwise.
+    parent: u64,
+    copies: u32,
+    depth: u32,
+    first_child: u32,
+    /// Siblings: the children of one held parent, or those that wait for the same one. A free slot's `next` is the
+    /// next free one.
+    next: u32,
+    previous: u32,
+    /// In the order in which blocks came.
+    newer: u32,
+    older: u32,
+    flags: u8,
+}
+
+impl Block {
+    fn parent(&self) -> Parent {
+        match self.flags & (ROOT | UNPLACED) {
+            0 => Parent::Key(self.parent),
+            ROOT => Parent::Root,
+            _ => Parent::Unplaced,
+        }
+    }
+
+    fn set_parent(&mut self, parent: Parent) {
+        self.flags &= !(ROOT | UNPLACED);
+        match parent {
+            Parent::Root => self.flags |= ROOT,
+            Parent::Unplaced => self.flags |= UNPLACED,
+            Parent::Key(key) => self.parent = key,
+        }
+    }
+}
+
+/// One held block, as a snapshot keeps it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Held {
+    /// The low 64 bits of its hash.
+    pub key: u64,
+    /// Stores minus removals.
+    pub copies: u32,
+    /// Where it hangs.
+    pub parent: Parent,
+    /// Its whole hash, where that was published.
+    pub digest: Option<Box<[u8]>>,
+    /// Whether what was stored with it may be retrieved up to here.
+    pub ends_chunk: bool,
+    /// Its distance from the root; 0 where it is not reachable.
+    pub depth: u32,
+}
+
+/// The blocks of one place.
+#[derive(Default)]
+pub struct Layer {
+    chunks: Vec<Vec<Block>>,
+    free: Option<u32>,
+    table: HashTable<u32>,
+    /// Parent that is not held -> the first of the held blocks that wait for it.
+    waiting: HashMap<u64, u32>,
+    digests: HashMap<u32, Box<[u8]>>,
+    ends: Option<(u32, u32)>,
+    /// How many blocks are reachable from the root.
+    pub reachable: u64,
+    /// Parents that contradicted another or made no sense.
+    pub conflicts: u64,
+    /// Blocks that were not taken in, since another one had their key.
+    pub collisions: u64,
+}
+
+/// Keys are parts of digests, and spread well; the product spreads those that are not.
+#[inline]
+fn spread(key: u64) -> u64 {
+    let product = u128::from(key ^ 0x9e37_79b9_7f4a_7c15) * 0xa076_1d64_78bd_642f;
+    (product >> 64) as u64 ^ product as u64
+}
+
+impl Layer {
+    /// How many blocks are held.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    /// Whether none is held.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.table.is_empty()
+    }
+
+    /// Bytes of memory in use, but for whole digests.
+    #[must_use]
+    pub fn memory(&self) -> usize {
+        self.chunks.len() * CHUNK * size_of::<Block>()
+            + self.table.allocation_size()
+            + self.waiting.capacity() * size_of::<(u64, u32)>()
+    }
+
+    #[inline]
+    fn at(&self, slot: u32) -> &Block {
+        &self.chunks[(slot >> CHUNK_BITS) as usize][slot as usize & (CHUNK - 1)]
+    }
+
+    #[inline]
+    fn at_mut(&mut self, slot: u32) -> &mut Block {
+        &mut self.chunks[(slot >> CHUNK_BITS) as usize][slot as usize & (CHUNK - 1)]
+    }
+
+    #[inline]
+    fn find(&self, key: u64) -> Option<u32> {
+        self.table.find(spread(key), |&slot| self.at(slot).key == key).copied()
+    }
+
+    // --- changes ------------------------------------------------------------------------------------------------
+
+    /// Add one copy of a block. A parent that contradicts the one known, or is the block itself, makes it unplaced.
+    pub fn store(&mut self, key: u64, parent: Parent, digest: Option<&[u8]>, ends_chunk: bool) -> Stored {
+        let mut parent = parent;
+        if parent == Parent::Key(key) {
+            self.conflicts += 1;
+            parent = Parent::Unplaced;
+        }
+        let Some(slot) = self.find(key) else {
+            let slot = self.insert(key, parent, ends_chunk);
+            if let Some(digest) = digest {
+                self.keep_digest(slot, digest);
+            }
+            let children = self.waiting.remove(&key).unwrap_or(NONE);
+            self.at_mut(slot).first_child = children;
+            self.attach(slot);
+            return Stored::New;
+        };
+        if let (Some(digest), Some(known)) = (digest, self.digest(slot)) {
+            if digest != known {
+                self.collisions += 1;
+                return Stored::Collision;
+            }
+        }
+        let block = self.at_mut(slot);
+        block.copies = block.copies.saturating_add(1);
+        if ends_chunk {
+            block.flags |= ENDS_CHUNK;
+        }
+        if let Some(digest) = digest {
+            self.keep_digest(slot, digest);
+        }
+        if parent != Parent::Unplaced {
+            self.place_slot(slot, parent);
+        }
+        Stored::Again
+    }
+
+    /// Say how many copies of a held block there are.
+    pub fn set_copies(&mut self, key: u64, copies: u32) {
+        if let Some(slot) = self.find(key) {
+            self.at_mut(slot).copies = copies;
+        }
+    }
+
+    /// The parent of a held block; `None` where it is not held.
+    #[must_use]
+    pub fn parent(&self, key: u64) -> Option<Parent> {
+        self.find(key).map(|slot| self.at(slot).parent())
+    }
+
+    /// Say which parent a held block has.
+    pub fn place(&mut self, key: u64, parent: Parent) {
+        if let Some(slot) = self.find(key) {
+            self.place_slot(slot, parent);
+        }
+    }
+
+    fn place_slot(&mut self, slot: u32, parent: Parent) {
+        let block = self.at(slot);
+        let (key, known) = (block.key, block.parent());
+        if known == parent {
+            return;
+        }
+        self.detach(slot);
+        let sound = known == Parent::Unplaced && parent != Parent::Key(key);
+        if !sound {
+            self.conflicts += 1;
+        }
+        self.at_mut(slot).set_parent(if sound { parent } else { Parent::Unplaced });
+        self.attach(slot);
+    }
+
+    /// Take one copy of a block away; says whether it was the last, `None` where no such block is held.
+    pub fn remove(&mut self, key: u64, digest: Option<&[u8]>) -> Option<bool> {
+        let slot = self.find(key)?;
+        if let (Some(digest), Some(known)) = (digest, self.digest(slot)) {
+            if digest != known {
+                return None;
+            }
+        }
+        let block = self.at_mut(slot);
+        if block.copies > 1 {
+            block.copies -= 1;
+            return Some(false);
+        }
+        self.drop_slot(slot);
+        Some(true)
+    }
+
+    /// Forget up to `count` blocks: the chain held longest, from its end. Returns how many.
+    pub fn evict(&mut self, count: usize) -> usize {
+        let mut dropped = 0;
+        while dropped < count {
+            let Some((oldest, _)) = self.ends else { break };
+            let path = self.path_down(oldest);
+            for &slot in path.iter().rev().take(count - dropped) {
+                self.drop_slot(slot);
+                dropped += 1;
+            }
+        }
+        dropped
+    }
+
+    /// The path from a block down to a leaf, by the first of each one's children.
+    fn path_down(&self, from: u32) -> Vec<u32> {
+        let mut path = vec![from];
+        let mut seen = HashSet::from([from]);
+        let mut slot = self.at(from).first_child;
+        while slot != NONE && seen.insert(slot) {
+            path.push(slot);
+            slot = self.at(slot).first_child;
+        }
+        path
+    }
+
+    fn insert(&mut self, key: u64, parent: Parent, ends_chunk: bool) -> u32 {
+        let mut block = Block {
+            key,
+            parent: 0,
+            copies: 1,
+            depth: 0,
+            first_child: NONE,
+            next: NONE,
+            previous: NONE,
+            newer: NONE,
+            older: self.ends.map_or(NONE, |(_, newest)| newest),
+            flags: if ends_chunk { ENDS_CHUNK } else { 0 },
+        };
+        block.set_parent(parent);
+        let slot = match self.free {
+            Some(slot) => {
+                let next = self.at(slot).next;
+                self.free = (next != NONE).then_some(next);
+                *self.at_mut(slot) = block;
+                slot
+            }
+            None => {
+                if self.chunks.last().is_none_or(|chunk| chunk.len() == CHUNK) {
+                    // The first chunk grows as it fills, so that many small places stay small.
+                    let room = if self.chunks.is_empty() { 0 } else { CHUNK };
+                    self.chunks.push(Vec::with_capacity(room));
+                }
+                let number = self.chunks.len() - 1;
+                let chunk = &mut self.chunks[number];
+                chunk.push(block);
+                let slot = number * CHUNK + chunk.len() - 1;
+                u32::try_from(slot).ok().filter(|&slot| slot != NONE).expect("fewer than 2^32 blocks in one place")
+            }
+        };
+        match &mut self.ends {
+            Some((_, newest)) => {
+                let before = std::mem::replace(newest, slot);
+                self.at_mut(before).newer = slot;
+            }
+            None => self.ends = Some((slot, slot)),
+        }
+        let Self { table, chunks, .. } = self;
+        table.insert_unique(spread(key), slot, |&slot| {
+            spread(chunks[(slot >> CHUNK_BITS) as usize][slot as usize & (CHUNK - 1)].key)
+        });
+        slot
+    }
+
+    /// Forget a held block, all its copies. What hangs on it becomes unreachable and waits for it.
+    fn drop_slot(&mut self, slot: u32) {
+        self.detach(slot);
+        let Block { key, first_child, newer, older, .. } = *self.at(slot);
+        if let Ok(entry) = self.table.find_entry(spread(key), |&other| other == slot) {
+            entry.remove();
+        }
+        if first_child != NONE {
+            self.waiting.insert(key, first_child);
+        }
+        self.digests.remove(&slot);
+        if newer != NONE {
+            self.at_mut(newer).older = older;
+        }
+        if older != NONE {
+            self.at_mut(older).newer = newer;
+        }
+        let (oldest, newest) = self.ends.expect("a held block");
+        let oldest = if oldest == slot { newer } else { oldest };
+        let newest = if newest == slot { older } else { newest };
+        self.ends = (oldest != NONE).then_some((oldest, newest));
+        let free = self.free.replace(slot).unwrap_or(NONE);
+        self.at_mut(slot).next = free;
+    }
+
+    fn attach(&mut self, slot: u32) {
+        let block = self.at(slot);
+        match block.parent() {
+            Parent::Root => self.reach(slot, 1),
+            Parent::Unplaced => {}
+            Parent::Key(key) => {
+                let Some(parent) = self.find(key) else {
+                    let head = self.waiting.insert(key, slot).unwrap_or(NONE);
+                    self.link(slot, head);
+                    return;
+                };
+                let Block { first_child, depth, .. } = *self.at(parent);
+                self.at_mut(parent).first_child = slot;
+                self.link(slot, first_child);
+                if depth > 0 {
+                    self.reach(slot, depth + 1);
+                }
+            }
+        }
+    }
+
+    /// Put a block before the first of its siblings.
+    fn link(&mut self, slot: u32, head: u32) {
+        let block = self.at_mut(slot);
+        (block.next, block.previous) = (head, NONE);
+        if head != NONE {
+            self.at_mut(head).previous = slot;
+        }
+    }
+
+    fn detach(&mut self, slot: u32) {
+        if self.at(slot).depth > 0 {
+            self.reach(slot, 0);
+        }
+        let block = self.at(slot);
+        let Parent::Key(key) = block.parent() else { return };
+        let (next, previous) = (block.next, block.previous);
+        if next != NONE {
+            self.at_mut(next).previous = previous;
+        }
+        if previous != NONE {
+            self.at_mut(previous).next = next;
+        } else if let Some(parent) = self.find(key) {
+            self.at_mut(parent).first_child = next;
+        } else if next != NONE {
+            self.waiting.insert(key, next);
+        } else {
+            self.waiting.remove(&key);
+        }
+        let block = self.at_mut(slot);
+        (block.next, block.previous) = (NONE, NONE);
+    }
+
+    /// Give a block its depth, and all that hangs on it theirs; 0 makes them unreachable.
+    fn reach(&mut self, slot: u32, depth: u32) {
+        // A block without children, the common one, needs no list.
+        if self.at(slot).first_child == NONE {
+            self.set_depth(slot, depth);
+            return;
+        }
+        let mut todo = vec![(slot, depth)];
+        while let Some((slot, depth)) = todo.pop() {
+            self.set_depth(slot, depth);
+            let below = if depth > 0 { depth + 1 } else { 0 };
+            let mut child = self.at(slot).first_child;
+            while child != NONE {
+                todo.push((child, below));
+                child = self.at(child).next;
+            }
+        }
+    }
+
+    fn set_depth(&mut self, slot: u32, depth: u32) {
+        let block = self.at_mut(slot);
+        let before = std::mem::replace(&mut block.depth, depth);
+        self.reachable += u64::from(depth > 0);
+        self.reachable -= u64::from(before > 0);
+    }
+
+    fn keep_digest(&mut self, slot: u32, digest: &[u8]) {
+        if self.at(slot).flags & HAS_DIGEST == 0 {
+            self.at_mut(slot).flags |= HAS_DIGEST;
+            self.digests.insert(slot, digest.into());
+        }
+    }
+
+    fn digest(&self, slot: u32) -> Option<&[u8]> {
+        if self.at(slot).flags & HAS_DIGEST == 0 {
+            return None;
+        }
+        self.digests.get(&slot).map(AsRef::as_ref)
+    }
+
+    // --- lookups ------------------------------------------------------------------------------------------------
+
+    #[inline]
+    fn block(&self, keys: &Keys<'_>, index: usize) -> Option<&Block> {
+        let place = keys.place(index);
+        let slot = self.find(keys.hashes.key(place))?;
+        let block = self.at(slot);
+        if block.flags & HAS_DIGEST != 0 {
+            if let (Some(known), Some(asked)) = (self.digest(slot), keys.hashes.digest(place)) {
+                if asked.len() == known.len() && asked != known {
+                    return None;
+                }
+            }
+        }
+        Some(block)
+    }
+
+    /// Whether the block at a place is held.
+    #[must_use]
+    pub fn holds(&self, keys: &Keys<'_>, index: usize) -> bool {
+        self.block(keys, index).is_some()
+    }
+
+    /// The place after the last of the held blocks that follow each other from `start`. `hint`: where the reachable
+    /// run may end, from another lookup of the same prompt; any value gives the same answer.
+    #[must_use]
+    pub fn run(&self, keys: &Keys<'_>, start: usize, hint: usize) -> usize {
+        let mut end = start.max(self.reachable_run(keys, hint));
+        while end < keys.count && self.holds(keys, end) {
+            end += 1;
+        }
+        end
+    }
+
+    fn reachable_run(&self, keys: &Keys<'_>, hint: usize) -> usize {
+        let reached =
+            |count: usize| self.block(keys, count - 1).is_some_and(|block| block.depth as usize == count);
+        if self.reachable == 0 || keys.count == 0 || !reached(1) {
+            return 0;
+        }
+        let hint = hint.min(keys.count);
+        let (mut good, mut bad) = (1, keys.count + 1);
+        if hint > 1 {
+            if reached(hint) {
+                good = hint;
+            } else {
+                bad = hint;
+            }
+        }
+        let mut step = 1;
+        while good + step < bad {
+            if reached(good + step) {
+                good += step;
+                step *= 2;
+            } else {
+                bad = good + step;
+            }
+        }
+        while bad - good > 1 {
+            let middle = good.midpoint(bad);
+            if reached(middle) {
+                good = middle;
+            } else {
+                bad = middle;
+            }
+        }
+        good
+    }
+
+    /// The last place of `start` to `end` at which a chunk ends; `start` where none does.
+    #[must_use]
+    pub fn chunk_end(&self, keys: &Keys<'_>, start: usize, end: usize) -> usize {
+        let mut end = end;
+        while end > start {
+            let slot = self.find(keys.hashes.key(keys.place(end - 1)));
+            if slot.is_some_and(|slot| self.at(slot).flags & ENDS_CHUNK != 0) {
+                break;
+            }
+            end -= 1;
+        }
+        end
+    }
+
+    // --- the whole of it ----------------------------------------------------------------------------------------
+
+    /// Every block, the one held longest first.
+    pub fn iter(&self) -> impl Iterator<Item = Held> + '_ {
+        let mut next = self.ends.map(|(oldest, _)| oldest);
+        std::iter::from_fn(move || {
+            let slot = next?;
+            let block = self.at(slot);
+            next = (block.newer != NONE).then_some(block.newer);
+            Some(Held {
+                key: block.key,
+                copies: block.copies,
+                parent: block.parent(),
+                digest: self.digest(slot).map(Into::into),
+                ends_chunk: block.flags & ENDS_CHUNK != 0,
+                depth: block.depth,
+            })
+        })
+    }
+
+    /// For each first block: the key and depth of the last block up to where its prompts go together, and how many
+    /// blocks hang on it, itself included.
+    #[must_use]
+    pub fn beginnings(&self) -> Vec<(u64, u32, u64)> {
+        let mut found = Vec::new();
+        let mut next = self.ends.map_or(NONE, |(oldest, _)| oldest);
+        while next != NONE {
+            let slot = next;
+            next = self.at(slot).newer;
+            if self.at(slot).depth != 1 {
+                continue;
+            }
+            let mut end = slot;
+            loop {
+                let child = self.at(end).first_child;
+                if child == NONE || self.at(child).next != NONE {
+                    break;
+                }
+                end = child;
+            }
+            let (mut below, mut todo) = (0, vec![slot]);
+            while let Some(slot) = todo.pop() {
+                below += 1;
+                let mut child = self.at(slot).first_child;
+                while child != NONE {
+                    todo.push(child);
+                    child = self.at(child).next;
+                }
+            }
+            found.push((self.at(end).key, self.at(end).depth, below));
+        }
+        found
+    }
+}
