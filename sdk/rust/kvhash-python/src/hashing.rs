@@ -60,6 +60,12 @@ type Item = (PyBackedStr, u64, u64);
 #[pyclass(frozen, module = "kvhash._native")]
 pub(crate) struct Engine(BlockHasher);
 
+impl Engine {
+    pub(crate) fn hasher(&self) -> &BlockHasher {
+        &self.0
+    }
+}
+
 #[pymethods]
 impl Engine {
     #[new]

@@ -2,6 +2,7 @@
 #![deny(unsafe_code)]
 
 mod hashing;
+mod index;
 mod raw;
 mod tokens;
 
@@ -14,6 +15,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<hashing::Engine>()?;
     module.add_class::<hashing::Chain>()?;
+    module.add_class::<index::RankMap>()?;
+    module.add_function(wrap_pyfunction!(index::longest_prefix, module)?)?;
     module.add_class::<tokens::Tokens>()?;
     module.add_function(wrap_pyfunction!(tokens::take_tokens, module)?)?;
     module.add_function(wrap_pyfunction!(hashing::bare_sha256_chain, module)?)

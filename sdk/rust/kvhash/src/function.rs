@@ -120,6 +120,15 @@ impl HashFunction {
         }
     }
 
+    /// The block hash with these digest bytes; `None` where they are not as many as the algorithm gives.
+    #[must_use]
+    pub fn digest_of(&self, bytes: &[u8]) -> Option<BlockHash> {
+        match self.algorithm.digest {
+            Digest::Sha256 => bytes.try_into().ok().map(BlockHash::Sha256),
+            Digest::Xxh3 => bytes.try_into().ok().map(BlockHash::Xxh3),
+        }
+    }
+
     /// Hash a text, as NONE_HASH is made from the seed.
     #[must_use]
     pub fn text(&self, text: &str) -> BlockHash {

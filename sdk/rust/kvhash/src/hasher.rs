@@ -132,6 +132,12 @@ impl BlockHasher {
         &self.contract
     }
 
+    /// The algorithm together with what its release chains.
+    #[must_use]
+    pub fn function(&self) -> HashFunction {
+        self.function
+    }
+
     /// NONE_HASH, the parent of block 0.
     #[must_use]
     pub fn none_hash(&self) -> BlockHash {

@@ -19,6 +19,7 @@ pub mod events;
 mod extra_keys;
 mod function;
 mod hasher;
+pub mod index;
 mod json;
 pub mod lines;
 mod pickle5;

@@ -108,7 +108,8 @@ impl<'v, 'a> Combination<'v, 'a> {
         let hybrid = groups.iter().map(|group| group.layers.len()).sum::<usize>() > 1;
         let states = groups.iter().any(|group| group.kind == Kind::State && group.size > unit);
         // Hits may end at any hash where a state block spans several and every group can be cut there.
-        let cut = |group: &GroupView<'_>| matches!(group.kind, Kind::Full | Kind::State) || group.size == unit;
+        let cut =
+            |group: &GroupView<'_>| matches!(group.kind, Kind::Full | Kind::State) || group.size == unit;
         let fine = hybrid && states && groups.iter().all(cut);
         let lcm = |a: u64, b: u64| (a / gcd(a, b)).saturating_mul(b);
         let alignment = if fine { unit } else { groups.iter().map(|group| group.size).fold(1, lcm) };
@@ -219,7 +220,7 @@ impl<'v, 'a> Combination<'v, 'a> {
 
     fn aligned(&self, blocks: u64, size: u64) -> u64 {
         let mut blocks = blocks;
-        while size != self.alignment && blocks * size % self.alignment != 0 {
+        while size != self.alignment && !(blocks * size).is_multiple_of(self.alignment) {
             blocks -= 1;
         }
         blocks
@@ -227,7 +228,7 @@ impl<'v, 'a> Combination<'v, 'a> {
 
     /// From the right, the first state.
     fn state(&self, group: &GroupView<'_>, max_length: u64) -> u64 {
-        let fine = self.alignment < group.size && group.size % self.alignment == 0;
+        let fine = self.alignment < group.size && group.size.is_multiple_of(self.alignment);
         let (step, keys) = if fine { (self.alignment, &group.units) } else { (group.size, &group.keys) };
         (1..=(max_length / step).min(keys.count as u64))
             .rev()
@@ -250,14 +251,21 @@ fn chunked(group: &GroupView<'_>, max_length: u64) -> u64 {
 /// Full attention decides the run; a window group must hold the blocks of its window before the end (those before `start`
 /// are on the device already), a state group the block at the end. `chunk_blocks`: blocks per chunk; 0: a chunk ends where
 /// one of the tier's stores ended.
-pub(super) fn continue_in_tier(groups: &[GroupView<'_>], start: u64, max_length: u64, chunk_blocks: u64) -> u64 {
+pub(super) fn continue_in_tier(
+    groups: &[GroupView<'_>],
+    start: u64,
+    max_length: u64,
+    chunk_blocks: u64,
+) -> u64 {
     let whole = |group: &GroupView<'_>| matches!(group.kind, Kind::Full | Kind::Chunked);
     let full = || groups.iter().filter(|group| whole(group));
-    let Some(mut length) = full().map(|group| whole_chunks(group, start, max_length, chunk_blocks)).min() else {
+    let Some(mut length) = full().map(|group| whole_chunks(group, start, max_length, chunk_blocks)).min()
+    else {
         return start;
     };
     let step = full().map(|group| group.size).fold(0, gcd);
-    let serve = |length| groups.iter().filter(|group| !whole(group)).all(|group| serves(group, start, length));
+    let serve =
+        |length| groups.iter().filter(|group| !whole(group)).all(|group| serves(group, start, length));
     while length > start && !serve(length) {
         length = length.saturating_sub(step);
     }
@@ -288,7 +296,7 @@ fn whole_chunks(group: &GroupView<'_>, start: u64, max_length: u64, chunk_blocks
 }
 
 fn serves(group: &GroupView<'_>, start: u64, length: u64) -> bool {
-    if length % group.size != 0 {
+    if !length.is_multiple_of(group.size) {
         return false;
     }
     let end = length / group.size;

@@ -44,8 +44,8 @@ pub trait Hashes {
     }
     /// The low 64 bits of the hash at a place.
     fn key(&self, index: usize) -> u64;
-    /// The whole hash at a place, where the lookup has it: more than 8 bytes.
-    fn digest(&self, index: usize) -> Option<&[u8]>;
+    /// Whether the hash at a place is known whole (more than 8 bytes), is as long as `digest`, and another.
+    fn differs(&self, index: usize, digest: &[u8]) -> bool;
 }
 
 /// A lookup's blocks of one size: the hash of each is that of its last unit.
@@ -341,7 +341,10 @@ impl Layer {
                 let chunk = &mut self.chunks[number];
                 chunk.push(block);
                 let slot = number * CHUNK + chunk.len() - 1;
-                u32::try_from(slot).ok().filter(|&slot| slot != NONE).expect("fewer than 2^32 blocks in one place")
+                u32::try_from(slot)
+                    .ok()
+                    .filter(|&slot| slot != NONE)
+                    .expect("fewer than 2^32 blocks in one place")
             }
         };
         match &mut self.ends {
@@ -483,12 +486,10 @@ impl Layer {
         let place = keys.place(index);
         let slot = self.find(keys.hashes.key(place))?;
         let block = self.at(slot);
-        if block.flags & HAS_DIGEST != 0 {
-            if let (Some(known), Some(asked)) = (self.digest(slot), keys.hashes.digest(place)) {
-                if asked.len() == known.len() && asked != known {
-                    return None;
-                }
-            }
+        if block.flags & HAS_DIGEST != 0
+            && self.digest(slot).is_some_and(|known| keys.hashes.differs(place, known))
+        {
+            return None;
         }
         Some(block)
     }
@@ -611,5 +612,155 @@ impl Layer {
             found.push((self.at(end).key, self.at(end).depth, below));
         }
         found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Hashes for Vec<u64> {
+        fn len(&self) -> usize {
+            self.as_slice().len()
+        }
+        fn key(&self, index: usize) -> u64 {
+            self[index]
+        }
+        fn differs(&self, _: usize, _: &[u8]) -> bool {
+            false
+        }
+    }
+
+    /// A small generator, so that a failure comes again.
+    struct Random(u64);
+
+    impl Random {
+        fn below(&mut self, bound: u64) -> u64 {
+            self.0 ^= self.0 << 13;
+            self.0 ^= self.0 >> 7;
+            self.0 ^= self.0 << 17;
+            self.0 % bound
+        }
+    }
+
+    /// Blocks 1..=200; the parent of block n is n / 2, and 0 stands for the root.
+    fn parent_of(key: u64) -> Parent {
+        if key / 2 == 0 {
+            Parent::Root
+        } else {
+            Parent::Key(key / 2)
+        }
+    }
+
+    fn path_to(key: u64) -> Vec<u64> {
+        let mut path: Vec<u64> =
+            std::iter::successors(Some(key), |key| Some(key / 2)).take_while(|&k| k > 0).collect();
+        path.reverse();
+        path
+    }
+
+    /// After any order of stores, removals and late placements, copies, depths, links and runs are those of a plain map.
+    #[test]
+    fn random_changes_leave_what_a_plain_map_has() {
+        for seed in 1..60 {
+            let mut random = Random(seed);
+            let mut layer = Layer::default();
+            let mut copies: HashMap<u64, u32> = HashMap::new();
+            let mut placed: HashSet<u64> = HashSet::new();
+            for _ in 0..400 {
+                let key = random.below(200) + 1;
+                match random.below(4) {
+                    0 | 1 => {
+                        let known = random.below(5) > 0;
+                        layer.store(key, if known { parent_of(key) } else { Parent::Unplaced }, None, true);
+                        *copies.entry(key).or_default() += 1;
+                        if known {
+                            placed.insert(key);
+                        }
+                    }
+                    2 => {
+                        let left = copies.get(&key).copied().unwrap_or(0);
+                        let expected = if left == 0 { None } else { Some(left == 1) };
+                        assert_eq!(layer.remove(key, None), expected);
+                        if left > 1 {
+                            copies.insert(key, left - 1);
+                        } else {
+                            copies.remove(&key);
+                            placed.remove(&key);
+                        }
+                    }
+                    _ => {
+                        layer.place(key, parent_of(key));
+                        if copies.contains_key(&key) {
+                            placed.insert(key);
+                        }
+                    }
+                }
+                check(&layer, &copies, &placed, random.below(300) as usize);
+            }
+            assert_eq!(layer.conflicts, 0);
+            while !layer.is_empty() {
+                let before = layer.len();
+                assert_eq!(layer.evict(7), before.min(7));
+                let left: HashSet<u64> = layer.iter().map(|block| block.key).collect();
+                copies.retain(|key, _| left.contains(key));
+                placed.retain(|key| left.contains(key));
+                check(&layer, &copies, &placed, 3);
+            }
+            assert!(layer.waiting.is_empty());
+        }
+    }
+
+    fn check(layer: &Layer, copies: &HashMap<u64, u32>, placed: &HashSet<u64>, hint: usize) {
+        assert_eq!(layer.len(), copies.len());
+        let mut reachable = 0;
+        for block in layer.iter() {
+            assert_eq!(block.copies, copies[&block.key]);
+            let path = path_to(block.key);
+            let whole = path.iter().all(|key| placed.contains(key));
+            assert_eq!(block.depth as usize, if whole { path.len() } else { 0 });
+            reachable += u64::from(whole);
+        }
+        assert_eq!(layer.reachable, reachable);
+        for end in [150, 177, 200, 129] {
+            let path = path_to(end);
+            let keys = Keys::new(&path, 1);
+            let held = path.iter().take_while(|key| copies.contains_key(key)).count();
+            assert_eq!(layer.run(&keys, 0, hint), held);
+        }
+    }
+
+    /// A parent that contradicts the one known, or is the block itself, leaves the block unplaced, and is counted.
+    #[test]
+    fn contradictions_are_counted() {
+        let mut layer = Layer::default();
+        layer.store(5, Parent::Key(5), None, true);
+        layer.store(6, Parent::Root, None, true);
+        layer.store(6, Parent::Key(5), None, true);
+        assert_eq!((layer.conflicts, layer.reachable), (2, 0));
+        assert_eq!((layer.parent(5), layer.parent(6)), (Some(Parent::Unplaced), Some(Parent::Unplaced)));
+    }
+
+    /// A circle of parents is nobody's prefix, and can be taken away again.
+    #[test]
+    fn a_circle_is_not_reachable_and_goes() {
+        let mut layer = Layer::default();
+        for key in 1..=3 {
+            layer.store(key, Parent::Key(key % 3 + 1), None, true);
+        }
+        assert_eq!(layer.reachable, 0);
+        assert_eq!(layer.evict(10), 3);
+        assert!(layer.waiting.is_empty() || layer.is_empty());
+    }
+
+    /// Another digest under a key that is held is a collision: the block is not taken in, nor taken away.
+    #[test]
+    fn digests_tell_collisions() {
+        let mut layer = Layer::default();
+        assert_eq!(layer.store(1, Parent::Root, Some(b"digest one"), true), Stored::New);
+        assert_eq!(layer.store(1, Parent::Root, Some(b"digest two"), true), Stored::Collision);
+        assert_eq!(layer.remove(1, Some(b"digest two")), None);
+        assert_eq!(layer.remove(1, None), Some(true));
+        assert_eq!(layer.collisions, 1);
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::combine::{continue_in_tier, Combination, GroupView, Kind};
 use super::layer::{Hashes, Layer, Parent, Stored};
 use crate::block_hash::BlockHash;
-use crate::events::{BlockRemoved, BlockStored, Event, EventBatch, HashValue, Integer, Tokens};
+use crate::events::{BlockRemoved, BlockStored, Event, EventBatch, HashValue, Integer, Value};
 use crate::function::{HashFunction, Scratch};
 
 /// How many names of unknown media are counted apart.
@@ -276,18 +276,18 @@ impl RankMap {
         self.counts.batches += 1;
         for event in &batch.events {
             match event {
-                Event::BlockStored(event) => self.store(event, &mut signals),
-                Event::BlockRemoved(event) => self.remove(event),
-                Event::AllBlocksCleared(_) => {
+                Event::Stored(event) => self.store(event, &mut signals),
+                Event::Removed(event) => self.remove(event),
+                Event::Cleared { .. } => {
                     self.counts.clears += 1;
                     self.clear();
                     signals.push(Signal::Cleared);
                 }
-                Event::Undecodable(_) => {
+                Event::Undecodable { .. } => {
                     self.counts.undecodable += 1;
                     signals.push(Signal::Undecodable);
                 }
-                Event::Unknown(_) => {
+                Event::Unknown { .. } => {
                     self.counts.unknown_events += 1;
                     signals.push(Signal::UnknownEvent);
                 }
@@ -474,19 +474,20 @@ impl RankMap {
         let Some(hashing) = self.settings.hashing else { return found };
         let keyed = event.lora_name.is_some_and(|name| !name.is_empty())
             || event.lora_id.is_some_and(|id| id.value() != 0)
-            || event.extra_keys.is_some_and(|keys| keys.iter().any(|key| key.is_truthy()))
+            || event.extra_keys.is_some_and(|keys| keys.iter().any(|key| is_truthy(&key)))
             || event.lookahead_token_ids.is_some_and(|ids| !ids.is_empty());
         let Some(mut parent) = root_of(event, &hashing) else { return found };
         if keyed || event.block_size == 0 || event.token_ids.bigram() || hashing.span == 0 {
             return found;
         }
-        let tokens: Option<Vec<u64>> = event.token_ids.iter().map(|id| u64::try_from(id.value()).ok()).collect();
+        let tokens: Option<Vec<u64>> =
+            event.token_ids.iter().map(|id| u64::try_from(id.value()).ok()).collect();
         let Some(tokens) = tokens else { return found };
         let mut before = event.parent_block_hash.map_or(Parent::Root, |parent| Parent::Key(parent.key()));
         let span = usize::try_from(hashing.span).unwrap_or(usize::MAX);
         for (index, block) in tokens.chunks_exact(span).enumerate() {
             parent = hashing.function.plain_block(&mut self.scratch, &parent, block);
-            if (index as u64 + 1) * hashing.span % event.block_size == 0 {
+            if ((index as u64 + 1) * hashing.span).is_multiple_of(event.block_size) {
                 let key = parent.low64();
                 found.insert(key, before);
                 before = Parent::Key(key);
@@ -533,13 +534,10 @@ impl RankMap {
             length = end;
         }
         if self.layers.iter().any(|(place, _)| place.remote) {
-            let mut end = length;
             for tier in 0..self.tiers.count {
-                // As the definition has it, each remote tier goes on from what is local.
-                end = go_on(&self.views(hashes, unit, tier, true, 0), length, total).max(end);
-                let more = go_on(&self.views(hashes, unit, tier, true, 0), length, total) - length;
-                if more > 0 {
-                    found.remote.push((tier, more / unit));
+                let end = go_on(&self.views(hashes, unit, tier, true, 0), length, total);
+                if end > length {
+                    found.remote.push((tier, (end - length) / unit));
                 }
             }
         }
@@ -648,6 +646,21 @@ fn digest_of<'a>(value: &HashValue<'a>) -> Option<&'a [u8]> {
     }
 }
 
+/// Whether a value counts as true in Python: an entry of extra keys that is there and not empty.
+fn is_truthy(value: &Value<'_>) -> bool {
+    match value {
+        Value::Nil => false,
+        Value::Bool(value) => *value,
+        Value::Int(number) => number.value() != 0,
+        Value::Float(number) => *number != 0.0,
+        Value::Text(text) => !text.is_empty(),
+        Value::Bytes(bytes) => !bytes.is_empty(),
+        Value::List(items) => !items.is_empty(),
+        Value::Map(pairs) => !pairs.is_empty(),
+        Value::Extension(..) => true,
+    }
+}
+
 fn is_remote(locality: Option<&str>) -> bool {
     locality.is_some_and(|locality| locality.to_uppercase() == "REMOTE")
 }
@@ -658,6 +671,3 @@ fn gcd(mut a: u64, mut b: u64) -> u64 {
     }
     a
 }
-
-/// Tokens are read only where an event leaves blocks out.
-const _: fn(&Tokens<'_>) -> usize = Tokens::len;
