@@ -199,6 +199,24 @@ class Layer:
                 below = depth + 1 if depth else 0
                 todo += [(child, below) for child in block.children]
 
+    def beginnings(self) -> Iterator[tuple[int, int, int, int]]:
+        """Yield what hangs on each first block.
+
+        Its key, the key and depth of the last block up to where its prompts go together, and how many blocks hang on
+        it, itself included.
+        """
+        for first, block in self.blocks.items():
+            if block.depth != 1:
+                continue
+            end = first
+            while (children := self.blocks[end].children) and len(children) == 1:
+                end = next(iter(children))
+            below, todo = 0, [first]
+            while todo:
+                below += 1
+                todo += self.blocks[todo.pop()].children or ()
+            yield first, end, self.blocks[end].depth, below
+
     # --- lookups ----------------------------------------------------------------------------------------------
 
     def holds(self, keys: Keys, index: int) -> bool:

@@ -27,7 +27,7 @@ from .ledger import Ledger
 from .match import Combination, GroupView, Request, continue_in_tier, kind_of
 from .types import EngineSettings, PrefixMatch
 
-__all__ = ["Group", "Place", "RankMap"]
+__all__ = ["Group", "Place", "RankMap", "check_block"]
 
 #: How many names of unknown media are counted apart.
 _MAX_NAMES = 64
@@ -98,6 +98,14 @@ class RankMap:
         """How many blocks are held, over all places."""
         return sum(map(len, self.layers.values()))
 
+    def all_counts(self) -> Counter[str]:
+        """Return the counts, those of the places included."""
+        counts = Counter(self.counts)
+        for layer in self.layers.values():
+            counts["conflicts"] += layer.conflicts
+            counts["collisions"] += layer.collisions
+        return counts
+
     @property
     def unit(self) -> int:
         """Tokens per hash; 0 where nothing says it."""
@@ -109,8 +117,9 @@ class RankMap:
 
     # --- events -----------------------------------------------------------------------------------------------
 
-    def apply(self, batch: EventBatch, now: float) -> None:
-        """Apply a batch's events in order."""
+    def apply(self, batch: EventBatch, now: float, payload: bytes | None = None) -> None:
+        """Apply a batch's events in order. `payload`: the batch as it was published, where that is at hand."""
+        del payload
         self.counts["batches"] += 1
         for event in batch.events:
             if isinstance(event, BlockStored):
@@ -131,8 +140,7 @@ class RankMap:
 
     def clear(self) -> None:
         """Forget all blocks, of every tier and group."""
-        for layer in self.layers.values():
-            self._keep_counts(layer)
+        self.counts = self.all_counts()
         self.layers = {place: Layer() for place in self.layers}
 
     def restart(self) -> None:
@@ -143,10 +151,6 @@ class RankMap:
         self.groups.clear()
         self.ledger.restarted()
         self.configure(self.settings)
-
-    def _keep_counts(self, layer: Layer) -> None:
-        self.counts["conflicts"] += layer.conflicts
-        self.counts["collisions"] += layer.collisions
 
     def _verify(self, batch: EventBatch, now: float) -> None:
         if self._verifier is None or self._verified >= self.settings.verify_blocks:
@@ -360,9 +364,57 @@ class RankMap:
             views[geometry].layers.append(_EMPTY if layer is None else layer)
         return list(views.values())
 
+    @property
+    def fullest(self) -> int:
+        """How many blocks the fullest place holds."""
+        return max(map(len, self.layers.values()), default=0)
+
+    # --- keeping ----------------------------------------------------------------------------------------------
+
     def places(self) -> Iterator[tuple[Place, Layer]]:
         """Yield every place with its blocks."""
         return iter(self.layers.items())
+
+    def dump(self) -> dict[str, Any]:
+        """Return all that is known, as plain values."""
+        return {
+            "ledger": self.ledger.dump(),
+            "counts": self.all_counts(),
+            "media": self.unknown_media,
+            "groups": [
+                (number, g.sizes, g.smallest, g.kind, g.window, g.chunk) for number, g in self.groups.items()
+            ],
+            "places": [
+                (
+                    (place.tier, place.remote, place.group),
+                    [(k, b.copies, b.parent, b.digest, b.ends_chunk) for k, b in layer.items()],
+                )
+                for place, layer in self.places()
+            ],
+        }
+
+    def restore(self, value: Mapping[str, Any]) -> None:
+        """Take what `dump` gave, on a rank of which nothing is known yet.
+
+        Raises ValueError, TypeError or KeyError for anything else.
+        """
+        self.ledger = Ledger.restore(value["ledger"])
+        self.counts.update(value["counts"])
+        self.unknown_media.update(value["media"])
+        for number, *fields in value["groups"]:
+            self.groups[number] = Group(*fields)
+        for place, blocks in value["places"]:
+            layer = self.layers[Place(*place)] = Layer()
+            for key, copies, parent, digest, ends_chunk in blocks:
+                check_block(key, copies, parent)
+                layer.store(key, parent, digest, ends_chunk)
+                layer.blocks[key].copies = copies
+
+
+def check_block(key: Any, copies: Any, parent: Any) -> None:
+    """Raise ValueError for values that no held block has."""
+    if copies < 1 or not isinstance(key, int) or not UNPLACED <= parent < 1 << 64:
+        raise ValueError(f"block {key!r} has no sound values")
 
 
 _EMPTY = Layer()

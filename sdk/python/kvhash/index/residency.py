@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
+from kvhash._backend import native_module
 from kvhash._errors import DecodeError, UsageError
 from kvhash.events.records import BadMessage, Batch, Gap, Lost, Record, Recovered, Restart, Stale
 from kvhash.events.schema import EventBatch, HashValue
 
-from .layer import UNPLACED, Layer
-from .ledger import Ledger
-from .rank import Group, Place, RankMap
+from .native import longest_prefix, make_rank_map
+from .rank import Place, RankMap
 from .types import DEFAULT_TIERS, EngineSettings, Knowledge, PrefixMatch, State
 
 __all__ = ["HotPrefix", "ResidencyIndex", "SnapshotError"]
@@ -35,8 +35,8 @@ class SnapshotError(DecodeError):
 class HotPrefix:
     """A prompt's beginning that several prompts share.
 
-    ``key``: of its last block. ``blocks``: its length, up to where prompts part on some engine. ``below``: blocks that hang on it,
-    itself included, over all engines; ``engines``: those that hold it.
+    ``key``: of its last block. ``blocks``: its length, up to where prompts part on some engine. ``below``: blocks that
+    hang on it, itself included, over all engines; ``engines``: those that hold it.
     """
 
     key: int
@@ -70,6 +70,7 @@ class ResidencyIndex:
             raise UsageError("expected at least one tier", at="$.tiers")
         self.max_blocks = max_blocks
         self.tiers = {medium.upper(): tier for medium, tier in tiers.items()}
+        self._order = list(dict.fromkeys(self.tiers.values()))
         self._clock = clock
         self._settings = dict(settings or {})
         self._engines: dict[str, dict[int | None, RankMap]] = {}
@@ -111,7 +112,7 @@ class ResidencyIndex:
             if place == "new-life":
                 self._restart(rank)
                 rank.ledger.accept(record.seq, record.batch.ts, now)
-            self._apply(rank, record.batch)
+            self._apply(rank, record.batch, record.payload)
         elif isinstance(record, Gap):
             rank.ledger.gap(record.first, record.last, now)
         elif isinstance(record, Recovered):
@@ -141,12 +142,12 @@ class ResidencyIndex:
     def _rank(self, engine: str, rank: int | None) -> RankMap:
         ranks = self._engines.setdefault(engine, {})
         if rank not in ranks:
-            ranks[rank] = RankMap(self.tiers, self._settings.get(engine, EngineSettings()))
+            ranks[rank] = make_rank_map(self.tiers, self._settings.get(engine, EngineSettings()))
         return ranks[rank]
 
-    def _apply(self, rank: RankMap, batch: EventBatch) -> None:
+    def _apply(self, rank: RankMap, batch: EventBatch, payload: bytes | None = None) -> None:
         before, now = rank.size, self._clock()
-        rank.apply(batch, now)
+        rank.apply(batch, now, payload)
         self._size += rank.size - before
         if self.max_blocks is not None and self._size > self.max_blocks:
             self._evict(now)
@@ -179,6 +180,12 @@ class ResidencyIndex:
         last token to compute. Of an engine's ranks the one with most usable tokens answers. Blocks are matched by
         hash alone, and a hash covers adapter, salt and images: those of another adapter never match.
         """
+        if native_module() is not None:
+            # Made anew for each call: maps come and go with ranks and restarts.
+            every = (
+                self._engines if engines is None else {name: self._engines.get(name, {}) for name in engines}
+            )
+            return longest_prefix(every.items(), hashes, num_tokens, self._order)
         asked = list(self._engines) if engines is None else list(engines)
         return {engine: self._match(engine, hashes, num_tokens) for engine in asked}
 
@@ -249,7 +256,8 @@ class ResidencyIndex:
             for rank in ranks.values():
                 for place, layer in rank.places():
                     if place.tier == device and not place.remote:
-                        for first, hot in _beginnings(layer, engine):
+                        for first, end, depth, below in layer.beginnings():
+                            hot = HotPrefix(end, depth, below, (engine,))
                             found[first] = _joined(found[first], hot) if first in found else hot
         return sorted(found.values(), key=lambda hot: (-hot.below, hot.key))[:limit]
 
@@ -268,12 +276,9 @@ class ResidencyIndex:
         reachable = 0
         for ranks in self._engines.values():
             for rank in ranks.values():
-                counts.update(rank.counts)
+                counts.update(rank.all_counts())
                 media.update(rank.unknown_media)
-                for _, layer in rank.places():
-                    reachable += layer.reachable
-                    counts["conflicts"] += layer.conflicts
-                    counts["collisions"] += layer.collisions
+                reachable += sum(layer.reachable for _, layer in rank.places())
         names = ("batches", "stored", "removed", "removed_unknown", "clears", "restarts", "evicted", "collisions",
                  "conflicts", "tokenless", "sparse_placed", "sparse_unplaced", "undecodable", "unknown_events",
                  "mismatches", "lost", "stale", "repeated", "bad_messages")  # fmt: skip
@@ -290,7 +295,7 @@ class ResidencyIndex:
     def snapshot(self) -> bytes:
         """Return all that is known, for `load`."""
         engines = {
-            engine: [(number, _dump_rank(rank)) for number, rank in ranks.items()]
+            engine: [(number, rank.dump()) for number, rank in ranks.items()]
             for engine, ranks in self._engines.items()
         }
         return msgspec.msgpack.encode({"format": _FORMAT, "counts": self._counts, "engines": engines})
@@ -311,7 +316,7 @@ class ResidencyIndex:
             for engine, ranks in value["engines"].items():
                 settings = self._settings.get(engine, EngineSettings())
                 engines[engine] = {
-                    number: _load_rank(dumped, RankMap(self.tiers, settings), self._clock())
+                    number: _restored(make_rank_map(self.tiers, settings), dumped, self._clock())
                     for number, dumped in ranks
                 }
         except (msgspec.MsgspecError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
@@ -321,22 +326,13 @@ class ResidencyIndex:
 
 
 def _fullest(rank: RankMap) -> int:
-    return max((len(layer) for layer in rank.layers.values()), default=0)
+    return rank.fullest
 
 
-def _beginnings(layer: Layer, engine: str) -> Iterator[tuple[int, HotPrefix]]:
-    """Yield each first block of a place, and how far the prompts that begin with it go together."""
-    for first, block in layer.items():
-        if block.depth != 1:
-            continue
-        end = first
-        while (children := layer.blocks[end].children) and len(children) == 1:
-            end = next(iter(children))
-        below, todo = 0, [first]
-        while todo:
-            below += 1
-            todo += layer.blocks[todo.pop()].children or ()
-        yield first, HotPrefix(end, layer.blocks[end].depth, below, (engine,))
+def _restored(rank: RankMap, dumped: Mapping[str, Any], now: float) -> RankMap:
+    rank.restore(dumped)
+    rank.ledger.fault("restored", now)
+    return rank
 
 
 def _joined(one: HotPrefix, other: HotPrefix) -> HotPrefix:
@@ -344,38 +340,3 @@ def _joined(one: HotPrefix, other: HotPrefix) -> HotPrefix:
     shorter = min(one, other, key=lambda hot: hot.blocks)
     engines = tuple(dict.fromkeys((*one.engines, *other.engines)))
     return HotPrefix(shorter.key, shorter.blocks, one.below + other.below, engines)
-
-
-def _dump_rank(rank: RankMap) -> dict[str, Any]:
-    return {
-        "ledger": rank.ledger.dump(),
-        "counts": rank.counts,
-        "media": rank.unknown_media,
-        "groups": [
-            (number, g.sizes, g.smallest, g.kind, g.window, g.chunk) for number, g in rank.groups.items()
-        ],
-        "places": [
-            (
-                (place.tier, place.remote, place.group),
-                [(k, b.copies, b.parent, b.digest, b.ends_chunk) for k, b in layer.items()],
-            )
-            for place, layer in rank.places()
-        ],
-    }
-
-
-def _load_rank(value: Mapping[str, Any], rank: RankMap, now: float) -> RankMap:
-    rank.ledger = Ledger.restore(value["ledger"])
-    rank.ledger.fault("restored", now)
-    rank.counts.update(value["counts"])
-    rank.unknown_media.update(value["media"])
-    for number, *fields in value["groups"]:
-        rank.groups[number] = Group(*fields)
-    for place, blocks in value["places"]:
-        layer = rank.layers[Place(*place)] = Layer()
-        for key, copies, parent, digest, ends_chunk in blocks:
-            if copies < 1 or not isinstance(key, int) or not UNPLACED <= parent < 1 << 64:
-                raise ValueError(f"block {key!r} has no sound values")
-            layer.store(key, parent, digest, ends_chunk)
-            layer.blocks[key].copies = copies
-    return rank

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
+
 from kvhash._errors import UsageError
 
 __all__ = ["DEFAULT_TIERS", "EngineSettings", "GroupSettings", "Knowledge", "PrefixMatch", "State"]
@@ -57,8 +59,7 @@ class Knowledge:
         return self.state is State.EXACT
 
 
-@dataclass(frozen=True, slots=True)
-class PrefixMatch:
+class PrefixMatch(msgspec.Struct, frozen=True, gc=False):
     """The longest prefix of a lookup's hashes that one rank of an engine holds.
 
     ``blocks``, ``tokens``: in all, over its tiers. ``by_tier``: blocks found in each tier, fastest first: the GPU's
@@ -70,9 +71,9 @@ class PrefixMatch:
 
     blocks: int = 0
     tokens: int = 0
-    by_tier: Mapping[str, int] = field(default_factory=dict)
+    by_tier: dict[str, int] = {}
     usable_tokens: int = 0
-    remote: Mapping[str, int] = field(default_factory=dict)
+    remote: dict[str, int] = {}
     rank: int | None = None
 
 

@@ -15,13 +15,13 @@ use crate::hashing::Engine;
 const ROOT: i128 = -1;
 const UNPLACED: i128 = -2;
 
-/// Number, size, smallest, kind, window, chunk.
-type GroupValues = (i128, u64, u64, Option<String>, u64, u64);
+/// Number, sizes by tier, smallest, kind, window, chunk.
+type GroupValues = (i128, Vec<u64>, u64, Option<String>, u64, u64);
 /// Key, copies, parent, digest, whether a chunk ends here.
 type BlockValues<'py> = (u64, u32, i128, Option<Bound<'py, PyBytes>>, bool);
 
-fn group_of((number, size, smallest, kind, window, chunk): GroupValues) -> (i128, Group) {
-    (number, Group { size, smallest, kind, window, chunk })
+fn group_of((number, sizes, smallest, kind, window, chunk): GroupValues) -> (i128, Group) {
+    (number, Group { sizes, smallest, kind, window, chunk })
 }
 
 /// What one rank of an engine holds.
@@ -144,7 +144,7 @@ impl RankMap {
     fn groups(&self) -> Vec<GroupValues> {
         let map = self.lock();
         let values = map.groups().iter().map(|(number, group)| {
-            (*number, group.size, group.smallest, group.kind.clone(), group.window, group.chunk)
+            (*number, group.sizes.clone(), group.smallest, group.kind.clone(), group.window, group.chunk)
         });
         values.collect()
     }
@@ -197,7 +197,7 @@ impl RankMap {
         Ok(())
     }
 
-    fn beginnings(&self, tier: usize, remote: bool, group: i128) -> Vec<(u64, u32, u64)> {
+    fn beginnings(&self, tier: usize, remote: bool, group: i128) -> Vec<(u64, u64, u32, u64)> {
         let map = self.lock();
         let wanted = Place { tier, remote, group };
         let found = map.places().find(|(place, _)| **place == wanted).map(|(_, layer)| layer.beginnings());

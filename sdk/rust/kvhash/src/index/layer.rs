@@ -580,10 +580,10 @@ impl Layer {
         })
     }
 
-    /// For each first block: the key and depth of the last block up to where its prompts go together, and how many
-    /// blocks hang on it, itself included.
+    /// For each first block: its key, the key and depth of the last block up to where its prompts go together, and how
+    /// many blocks hang on it, itself included.
     #[must_use]
-    pub fn beginnings(&self) -> Vec<(u64, u32, u64)> {
+    pub fn beginnings(&self) -> Vec<(u64, u64, u32, u64)> {
         let mut found = Vec::new();
         let mut next = self.ends.map_or(NONE, |(oldest, _)| oldest);
         while next != NONE {
@@ -609,7 +609,7 @@ impl Layer {
                     child = self.at(child).next;
                 }
             }
-            found.push((self.at(end).key, self.at(end).depth, below));
+            found.push((self.at(slot).key, self.at(end).key, self.at(end).depth, below));
         }
         found
     }

@@ -25,8 +25,8 @@ pub struct Place {
 /// A KV cache group as its events (or the settings) describe it; what is not known is 0.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Group {
-    /// Tokens per block, the largest seen.
-    pub size: u64,
+    /// Tokens per block by tier, the largest seen: a block that is found at a hash inside it says less.
+    pub sizes: Vec<u64>,
     /// The greatest common divisor of the sizes seen.
     pub smallest: u64,
     /// As published.
@@ -35,6 +35,12 @@ pub struct Group {
     pub window: u64,
     /// Tokens of its chunks.
     pub chunk: u64,
+}
+
+impl Group {
+    fn size(&self, tier: usize) -> u64 {
+        self.sizes.get(tier).copied().unwrap_or(0)
+    }
 }
 
 /// The media that count, and the order of the tiers.
@@ -363,7 +369,7 @@ impl RankMap {
         let (count, tokens) = (event.block_hashes.len(), event.token_ids.len());
         let size = if dense { (tokens / count) as u64 } else { event.block_size };
         let window = event.kv_cache_spec_sliding_window.map_or(0, Integer::value);
-        self.learn(number, size, event.kv_cache_spec_kind, u64::try_from(window).unwrap_or(0));
+        self.learn(number, tier, size, event.kv_cache_spec_kind, u64::try_from(window).unwrap_or(0));
         let at = self.layer_at(Place { tier, remote: is_remote(event.locality), group: number });
         let others: Vec<usize> = (0..self.layers.len())
             .filter(|&other| other != at && self.layers[other].0.group == number)
@@ -410,10 +416,13 @@ impl RankMap {
         }
     }
 
-    fn learn(&mut self, number: i128, size: u64, kind: Option<&str>, window: u64) {
+    fn learn(&mut self, number: i128, tier: usize, size: u64, kind: Option<&str>, window: u64) {
         let group = self.groups.entry(number).or_default();
         if size > 0 {
-            group.size = group.size.max(size);
+            if group.sizes.len() <= tier {
+                group.sizes.resize(tier + 1, 0);
+            }
+            group.sizes[tier] = group.sizes[tier].max(size);
             group.smallest = gcd(group.smallest, size);
         }
         if let Some(kind) = kind.filter(|kind| !kind.is_empty() && group.kind.as_deref() != Some(kind)) {
@@ -450,7 +459,7 @@ impl RankMap {
 
     fn given_size(&self, group: i128) -> Option<u64> {
         if let Some((_, given)) = self.settings.groups.iter().find(|(number, _)| *number == group) {
-            return Some(given.size);
+            return Some(given.size(0));
         }
         if self.settings.tokens_per_hash > 0 {
             return Some(self.settings.tokens_per_hash);
@@ -580,7 +589,7 @@ impl RankMap {
         for (number, layer) in numbers {
             let Some(group) = self.groups.get(&number) else { continue };
             let kind = Kind::of(group.kind.as_deref(), group.window, group.chunk);
-            let size = if group.size > 0 { group.size } else { unit };
+            let size = [group.size(tier), group.size(0), unit].into_iter().find(|&size| size > 0).unwrap_or(unit);
             if size % unit != 0 {
                 return Vec::new();
             }

@@ -1,0 +1,244 @@
+"""A rank's blocks in the native core: the same answers as `RankMap`, for many blocks and many engines."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from kvhash._backend import native_module
+from kvhash._errors import KvHashError
+from kvhash.block_hash import low64
+from kvhash.events.encode import encode_batch
+from kvhash.events.schema import (
+    BlockRemoved,
+    BlockStored,
+    EventBatch,
+    HashValue,
+    UndecodableEvent,
+    UnknownEvent,
+)
+
+from .layer import Block
+from .ledger import Ledger
+from .rank import Place, RankMap, check_block
+from .types import EngineSettings, PrefixMatch
+
+if TYPE_CHECKING:
+    from kvhash import _native
+
+_UNDECODABLE = msgspec.msgpack.encode({"type": "BlockStored"})
+_UNKNOWN = msgspec.msgpack.encode({"type": "?"})
+
+__all__ = ["NativeLayer", "NativeRankMap", "longest_prefix", "make_rank_map"]
+
+
+def make_rank_map(tiers: Mapping[str, str], settings: EngineSettings) -> RankMap:
+    """Return a rank of which nothing was heard: native where that is built, else pure Python."""
+    module = native_module()
+    return RankMap(tiers, settings) if module is None else NativeRankMap(module, tiers, settings)
+
+
+class NativeLayer:
+    """One place of a native rank, as a `Layer` shows itself."""
+
+    def __init__(self, native: _native.RankMap, tier: int, place: Place, counts: Sequence[int]) -> None:
+        self._native = native
+        self._at = tier, place.remote, place.group
+        self._length, self.reachable, self.conflicts, self.collisions = counts
+
+    def __len__(self) -> int:
+        return self._length
+
+    def items(self) -> Iterator[tuple[int, Block]]:
+        """Yield key and block, the one held longest first; depth and children are left out."""
+        for key, copies, parent, digest, ends_chunk in self._native.dump(*self._at):
+            block = Block(parent, digest, ends_chunk)
+            block.copies = copies
+            yield key, block
+
+    def beginnings(self) -> Iterator[tuple[int, int, int, int]]:
+        """Yield for each first block what `Layer.beginnings` says."""
+        return iter(self._native.beginnings(*self._at))
+
+
+class NativeRankMap(RankMap):
+    """What one rank holds. Its blocks, groups and most counts are native; the stream's ledger is Python's."""
+
+    def __init__(self, module: Any, tiers: Mapping[str, str], settings: EngineSettings) -> None:
+        order = list(dict.fromkeys(tiers.values()))
+        self.native: _native.RankMap = module.RankMap(
+            [(medium, order.index(tier)) for medium, tier in tiers.items()]
+        )
+        super().__init__(tiers, settings)
+
+    def configure(self, settings: EngineSettings) -> None:
+        """Take settings for what comes from now on."""
+        super().configure(settings)
+        hasher = None if self._verifier is None else self._verifier.hasher
+        self.native.configure(
+            tokens_per_hash=settings.tokens_per_hash or 0,
+            groups=[
+                (
+                    number,
+                    [group.block_size],
+                    group.block_size,
+                    group.kind,
+                    group.sliding_window or 0,
+                    group.attention_chunk_size or 0,
+                )
+                for number, group in settings.groups.items()
+            ],
+            use_eagle=settings.use_eagle,
+            offload_chunk_blocks=settings.offload_chunk_blocks or 0,
+            reports_reuse=settings.reports_reuse,
+            hashing=None if hasher is None else hasher._engine,
+        )
+
+    @property
+    def size(self) -> int:
+        """How many blocks are held, over all places."""
+        return self.native.size
+
+    @property
+    def fullest(self) -> int:
+        """How many blocks the fullest place holds."""
+        return self.native.fullest
+
+    @property
+    def unit(self) -> int:
+        """Tokens per hash; 0 where nothing says it."""
+        return self.native.unit
+
+    def all_counts(self) -> Counter[str]:
+        """Return the counts, those of the places included."""
+        counts = Counter(self.counts)
+        counts.update(dict(self.native.counts()))
+        for place in self.native.places():
+            counts["conflicts"] += place[5]
+            counts["collisions"] += place[6]
+        return counts
+
+    # --- events -----------------------------------------------------------------------------------------------
+
+    def apply(self, batch: EventBatch, now: float, payload: bytes | None = None) -> None:
+        """Apply a batch's events in order, from its payload where that is at hand."""
+        for signal in self.native.apply(payload or _payload(batch)):
+            if signal == "cleared":
+                self.ledger.cleared()
+            else:
+                self.ledger.fault(signal, now)
+        self._take_media()
+        self._verify(batch, now)
+
+    def _take_media(self) -> None:
+        self.unknown_media = Counter(dict(self.native.unknown_media()))
+
+    def clear(self) -> None:
+        """Forget all blocks, of every tier and group."""
+        self.native.clear()
+
+    def restart(self) -> None:
+        """Begin a new life: no blocks, no geometry but that of the settings, nothing wrong."""
+        self.counts["restarts"] += 1
+        self.native.restart()
+        self.ledger.restarted()
+        self.configure(self.settings)
+
+    def evict(self, count: int, now: float) -> int:
+        """Drop up to `count` blocks of the fullest place: the oldest chain, from its end. Returns how many."""
+        self.ledger.fault("evicted", now)
+        return self.native.evict(count)
+
+    # --- lookups ----------------------------------------------------------------------------------------------
+
+    def match(self, hashes: Sequence[HashValue], num_tokens: int | None, rank: int | None) -> PrefixMatch:
+        """Return how far this rank's blocks carry a request with these hashes."""
+        return longest_prefix([("", {rank: self})], hashes, num_tokens, self._order)[""]
+
+    # --- keeping ----------------------------------------------------------------------------------------------
+
+    def places(self) -> Iterator[tuple[Place, Any]]:
+        """Yield every place with its blocks."""
+        for tier, remote, group, *counts in self.native.places():
+            place = Place(self._order[tier], remote, group)
+            yield place, NativeLayer(self.native, tier, place, counts)
+
+    def dump(self) -> dict[str, Any]:
+        """Return all that is known, as plain values: the same as the pure form's."""
+        groups = [
+            (
+                number,
+                {self._order[tier]: size for tier, size in enumerate(sizes) if size},
+                smallest,
+                kind,
+                window or None,
+                chunk or None,
+            )
+            for number, sizes, smallest, kind, window, chunk in self.native.groups()
+        ]
+        return {**super().dump(), "groups": groups}
+
+    def restore(self, value: Mapping[str, Any]) -> None:
+        """Take what `dump` gave, on a rank of which nothing is known yet."""
+        self.ledger = Ledger.restore(value["ledger"])
+        self.counts.update(value["counts"])
+        for name, count in value["media"].items():
+            self.native.count_medium(name, count)
+        self._take_media()
+        for number, sizes, smallest, kind, window, chunk in value["groups"]:
+            by_tier = [sizes.get(tier, 0) for tier in self._order]
+            self.native.set_group((number, by_tier, smallest, kind, window or 0, chunk or 0))
+        for (tier, remote, group), blocks in value["places"]:
+            for key, copies, parent, *_ in blocks:
+                check_block(key, copies, parent)
+            self.native.restore(self._order.index(tier), remote, group, [tuple(block) for block in blocks])
+
+
+def longest_prefix(
+    engines: Iterable[tuple[str, Mapping[int | None, RankMap]]],
+    hashes: Sequence[HashValue],
+    num_tokens: int | None,
+    order: list[str],
+) -> dict[str, PrefixMatch]:
+    """Return what each engine holds of a prompt: see `ResidencyIndex.longest_prefix`."""
+    ranks = [
+        (name, [(number, rank.native) for number, rank in maps.items() if isinstance(rank, NativeRankMap)])
+        for name, maps in engines
+    ]
+    found: dict[str, PrefixMatch] = native_module().longest_prefix(
+        ranks, hashes, num_tokens, order, PrefixMatch
+    )
+    return found
+
+
+def _payload(batch: EventBatch) -> bytes:
+    """Return a batch as some engine could have published it."""
+    if any(isinstance(event, (UndecodableEvent, UnknownEvent)) for event in batch.events):
+        batch = msgspec.structs.replace(batch, events=tuple(map(_stand_in, batch.events)))
+    try:
+        return encode_batch(batch, drop_fields=True)
+    except (KvHashError, OverflowError):
+        # Integers of the chain before 0.10.2 are wider than a message can carry; the low 64 bits are the key.
+        events = tuple(_narrow(event) for event in batch.events)
+        return encode_batch(msgspec.structs.replace(batch, events=events), drop_fields=True)
+
+
+def _stand_in(event: Any) -> Any:
+    """Return an event that is read as its kind is, whatever bytes it was made with."""
+    if isinstance(event, UndecodableEvent):
+        return msgspec.structs.replace(event, raw=_UNDECODABLE)
+    return msgspec.structs.replace(event, raw=_UNKNOWN) if isinstance(event, UnknownEvent) else event
+
+
+def _narrow(event: Any) -> Any:
+    if not isinstance(event, (BlockStored, BlockRemoved)):
+        return event
+    hashes = tuple(value if isinstance(value, bytes) else low64(value) for value in event.block_hashes)
+    if isinstance(event, BlockRemoved):
+        return msgspec.structs.replace(event, block_hashes=hashes)
+    parent = event.parent_block_hash
+    parent = low64(parent) if isinstance(parent, int) else parent
+    return msgspec.structs.replace(event, block_hashes=hashes, parent_block_hash=parent)
