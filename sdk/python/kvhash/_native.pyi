@@ -87,7 +87,7 @@ class RankMap:
     def beginnings(self, tier: int, remote: bool, group: int) -> list[tuple[int, int, int, int]]: ...
 
 def longest_prefix(
-    engines: list[tuple[str, list[tuple[int | None, RankMap]]]],
+    engines: dict[str, list[tuple[int | None, RankMap]]],
     hashes: Sequence[Any],
     num_tokens: int | None,
     tiers: list[str],

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
@@ -29,10 +29,13 @@ from .types import EngineSettings, PrefixMatch
 if TYPE_CHECKING:
     from kvhash import _native
 
+#: Number and map of each of an engine's ranks.
+NativeRanks: TypeAlias = "list[tuple[int | None, _native.RankMap]]"
+
 _UNDECODABLE = msgspec.msgpack.encode({"type": "BlockStored"})
 _UNKNOWN = msgspec.msgpack.encode({"type": "?"})
 
-__all__ = ["NativeLayer", "NativeRankMap", "longest_prefix", "make_rank_map"]
+__all__ = ["NativeLayer", "NativeRankMap", "NativeRanks", "longest_prefix", "make_rank_map", "native_ranks"]
 
 
 def make_rank_map(tiers: Mapping[str, str], settings: EngineSettings) -> RankMap:
@@ -156,7 +159,8 @@ class NativeRankMap(RankMap):
 
     def match(self, hashes: Sequence[HashValue], num_tokens: int | None, rank: int | None) -> PrefixMatch:
         """Return how far this rank's blocks carry a request with these hashes."""
-        return longest_prefix([("", {rank: self})], hashes, num_tokens, self._order)[""]
+        found = longest_prefix({"": [(rank, self.native)]}, hashes, num_tokens, self._order)[""]
+        return msgspec.structs.replace(found, rank=rank)
 
     # --- keeping ----------------------------------------------------------------------------------------------
 
@@ -197,19 +201,17 @@ class NativeRankMap(RankMap):
             self.native.restore(self._order.index(tier), remote, group, [tuple(block) for block in blocks])
 
 
+def native_ranks(ranks: Mapping[int | None, RankMap]) -> NativeRanks:
+    """Return the native maps of an engine's ranks, as `longest_prefix` takes them."""
+    return [(number, rank.native) for number, rank in ranks.items() if isinstance(rank, NativeRankMap)]
+
+
 def longest_prefix(
-    engines: Iterable[tuple[str, Mapping[int | None, RankMap]]],
-    hashes: Sequence[HashValue],
-    num_tokens: int | None,
-    order: list[str],
+    engines: dict[str, NativeRanks], hashes: Sequence[HashValue], num_tokens: int | None, order: list[str]
 ) -> dict[str, PrefixMatch]:
     """Return what each engine holds of a prompt: see `ResidencyIndex.longest_prefix`."""
-    ranks = [
-        (name, [(number, rank.native) for number, rank in maps.items() if isinstance(rank, NativeRankMap)])
-        for name, maps in engines
-    ]
     found: dict[str, PrefixMatch] = native_module().longest_prefix(
-        ranks, hashes, num_tokens, order, PrefixMatch
+        engines, hashes, num_tokens, order, PrefixMatch
     )
     return found
 

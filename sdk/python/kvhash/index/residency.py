@@ -15,7 +15,7 @@ from kvhash._errors import DecodeError, UsageError
 from kvhash.events.records import BadMessage, Batch, Gap, Lost, Record, Recovered, Restart, Stale
 from kvhash.events.schema import EventBatch, HashValue
 
-from .native import longest_prefix, make_rank_map
+from .native import NativeRanks, longest_prefix, make_rank_map, native_ranks
 from .rank import Place, RankMap
 from .types import DEFAULT_TIERS, EngineSettings, Knowledge, PrefixMatch, State
 
@@ -76,6 +76,8 @@ class ResidencyIndex:
         self._engines: dict[str, dict[int | None, RankMap]] = {}
         self._size = 0
         self._counts: Counter[str] = Counter()
+        # The native maps as lookups take them; made anew after ranks came or went.
+        self._native: dict[str, NativeRanks] | None = None
 
     # --- feeding ----------------------------------------------------------------------------------------------
 
@@ -134,6 +136,7 @@ class ResidencyIndex:
     def remove(self, engine: str) -> bool:
         """Forget an engine, but for its settings; returns whether it was known."""
         ranks = self._engines.pop(engine, None)
+        self._native = None
         if ranks is None:
             return False
         self._size -= sum(rank.size for rank in ranks.values())
@@ -142,6 +145,7 @@ class ResidencyIndex:
     def _rank(self, engine: str, rank: int | None) -> RankMap:
         ranks = self._engines.setdefault(engine, {})
         if rank not in ranks:
+            self._native = None
             ranks[rank] = make_rank_map(self.tiers, self._settings.get(engine, EngineSettings()))
         return ranks[rank]
 
@@ -181,11 +185,12 @@ class ResidencyIndex:
         hash alone, and a hash covers adapter, salt and images: those of another adapter never match.
         """
         if native_module() is not None:
-            # Made anew for each call: maps come and go with ranks and restarts.
-            every = (
-                self._engines if engines is None else {name: self._engines.get(name, {}) for name in engines}
-            )
-            return longest_prefix(every.items(), hashes, num_tokens, self._order)
+            if self._native is None:
+                self._native = {name: native_ranks(ranks) for name, ranks in self._engines.items()}
+            chosen = self._native
+            if engines is not None:
+                chosen = {name: chosen.get(name, []) for name in engines}
+            return longest_prefix(chosen, hashes, num_tokens, self._order)
         asked = list(self._engines) if engines is None else list(engines)
         return {engine: self._match(engine, hashes, num_tokens) for engine in asked}
 
@@ -321,7 +326,7 @@ class ResidencyIndex:
                 }
         except (msgspec.MsgspecError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise SnapshotError(f"the bytes are no snapshot of an index: {error}") from None
-        self._counts, self._engines = counts, engines
+        self._counts, self._engines, self._native = counts, engines, None
         self._size = sum(rank.size for ranks in engines.values() for rank in ranks.values())
 
 

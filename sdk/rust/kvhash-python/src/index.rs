@@ -284,10 +284,10 @@ type Best<'py> = ((u64, u64, u64), kvhash::index::Match, Bound<'py, PyAny>);
 
 /// Return what each engine holds of a prompt: of its ranks the one with most usable tokens answers.
 ///
-/// `engines`: name, and (number, map) of each rank. `make`: `kvhash.index.PrefixMatch`. `tiers`: their names.
+/// `engines`: by name, (number, map) of each rank. `make`: `kvhash.index.PrefixMatch`. `tiers`: their names.
 #[pyfunction]
 pub(crate) fn longest_prefix<'py>(
-    engines: &Bound<'py, PyList>,
+    engines: &Bound<'py, PyDict>,
     hashes: &Bound<'py, PyAny>,
     num_tokens: Option<u64>,
     tiers: Vec<Bound<'py, PyString>>,
@@ -297,12 +297,13 @@ pub(crate) fn longest_prefix<'py>(
     let listed = Listed::new(hashes)?;
     let answers = PyDict::new(py);
     let mut hint = 0;
-    for engine in engines.iter() {
-        let (name, ranks): (Bound<'py, PyAny>, Bound<'py, PyList>) = engine.extract()?;
+    for (name, ranks) in engines.iter() {
+        let ranks = ranks.cast::<PyList>()?;
         let mut best: Option<Best<'py>> = None;
         for rank in ranks.iter() {
-            let (number, map): (Bound<'py, PyAny>, Bound<'py, RankMap>) = rank.extract()?;
-            let found = map.get().lock().longest_prefix(&listed, num_tokens, hint);
+            let rank = rank.cast::<PyTuple>()?;
+            let (number, map) = (rank.get_item(0)?, rank.get_item(1)?);
+            let found = map.cast::<RankMap>()?.get().lock().longest_prefix(&listed, num_tokens, hint);
             let blocks = found.tokens.checked_div(found.unit).unwrap_or(0);
             if blocks > 0 {
                 hint = usize::try_from(blocks).unwrap_or(0);

@@ -589,7 +589,8 @@ impl RankMap {
         for (number, layer) in numbers {
             let Some(group) = self.groups.get(&number) else { continue };
             let kind = Kind::of(group.kind.as_deref(), group.window, group.chunk);
-            let size = [group.size(tier), group.size(0), unit].into_iter().find(|&size| size > 0).unwrap_or(unit);
+            let size =
+                [group.size(tier), group.size(0), unit].into_iter().find(|&size| size > 0).unwrap_or(unit);
             if size % unit != 0 {
                 return Vec::new();
             }
