@@ -98,6 +98,14 @@ class RankMap:
         """How many blocks are held, over all places."""
         return sum(map(len, self.layers.values()))
 
+    def all_counts(self) -> Counter[str]:
+        """Return the counts, those of the places included."""
+        counts = Counter(self.counts)
+        for layer in self.layers.values():
+            counts["conflicts"] += layer.conflicts
+            counts["collisions"] += layer.collisions
+        return counts
+
     @property
     def unit(self) -> int:
         """Tokens per hash; 0 where nothing says it."""
@@ -131,8 +139,7 @@ class RankMap:
 
     def clear(self) -> None:
         """Forget all blocks, of every tier and group."""
-        for layer in self.layers.values():
-            self._keep_counts(layer)
+        self.counts = self.all_counts()
         self.layers = {place: Layer() for place in self.layers}
 
     def restart(self) -> None:
@@ -143,10 +150,6 @@ class RankMap:
         self.groups.clear()
         self.ledger.restarted()
         self.configure(self.settings)
-
-    def _keep_counts(self, layer: Layer) -> None:
-        self.counts["conflicts"] += layer.conflicts
-        self.counts["collisions"] += layer.collisions
 
     def _verify(self, batch: EventBatch, now: float) -> None:
         if self._verifier is None or self._verified >= self.settings.verify_blocks:

@@ -268,12 +268,9 @@ class ResidencyIndex:
         reachable = 0
         for ranks in self._engines.values():
             for rank in ranks.values():
-                counts.update(rank.counts)
+                counts.update(rank.all_counts())
                 media.update(rank.unknown_media)
-                for _, layer in rank.places():
-                    reachable += layer.reachable
-                    counts["conflicts"] += layer.conflicts
-                    counts["collisions"] += layer.collisions
+                reachable += sum(layer.reachable for _, layer in rank.places())
         names = ("batches", "stored", "removed", "removed_unknown", "clears", "restarts", "evicted", "collisions",
                  "conflicts", "tokenless", "sparse_placed", "sparse_unplaced", "undecodable", "unknown_events",
                  "mismatches", "lost", "stale", "repeated", "bad_messages")  # fmt: skip
@@ -349,7 +346,7 @@ def _joined(one: HotPrefix, other: HotPrefix) -> HotPrefix:
 def _dump_rank(rank: RankMap) -> dict[str, Any]:
     return {
         "ledger": rank.ledger.dump(),
-        "counts": rank.counts,
+        "counts": rank.all_counts(),
         "media": rank.unknown_media,
         "groups": [
             (number, g.sizes, g.smallest, g.kind, g.window, g.chunk) for number, g in rank.groups.items()
