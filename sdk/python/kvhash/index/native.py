@@ -56,11 +56,16 @@ class NativeLayer:
         return self._length
 
     def items(self) -> Iterator[tuple[int, Block]]:
-        """Yield key and block, the one held longest first; depth and children are left out."""
-        for key, copies, parent, digest, ends_chunk in self._native.dump(*self._at):
+        """Yield key and block, the one held longest first; the blocks' children are left out."""
+        for (key, copies, parent, digest, ends_chunk), depth in self._native.dump(*self._at):
             block = Block(parent, digest, ends_chunk)
-            block.copies = copies
+            block.copies, block.depth = copies, depth
             yield key, block
+
+    @property
+    def blocks(self) -> dict[int, Block]:
+        """The blocks by key, as they are now."""
+        return dict(self.items())
 
     def beginnings(self) -> Iterator[tuple[int, int, int, int]]:
         """Yield for each first block what `Layer.beginnings` says."""

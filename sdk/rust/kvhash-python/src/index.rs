@@ -164,7 +164,14 @@ impl RankMap {
         values.collect()
     }
 
-    fn dump<'py>(&self, py: Python<'py>, tier: usize, remote: bool, group: i128) -> Vec<BlockValues<'py>> {
+    /// The blocks of a place and their depths, the one held longest first.
+    fn dump<'py>(
+        &self,
+        py: Python<'py>,
+        tier: usize,
+        remote: bool,
+        group: i128,
+    ) -> Vec<(BlockValues<'py>, u32)> {
         let map = self.lock();
         let wanted = Place { tier, remote, group };
         let Some((_, layer)) = map.places().find(|(place, _)| **place == wanted) else { return Vec::new() };
@@ -175,7 +182,7 @@ impl RankMap {
                 Parent::Key(key) => key.into(),
             };
             let digest = block.digest.map(|digest| PyBytes::new(py, &digest));
-            (block.key, block.copies, parent, digest, block.ends_chunk)
+            ((block.key, block.copies, parent, digest, block.ends_chunk), block.depth)
         });
         values.collect()
     }
