@@ -62,6 +62,7 @@ class LiveEngine:
         )
         self.core = EngineCore(SchedulerConfig(cache=cache), NullRunner(), publish=self._publish)
         self.batches = 0
+        self.began = time.time()
 
     def _publish(self, events: Sequence[KVEvent]) -> None:
         ts = time.time()

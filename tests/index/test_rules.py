@@ -646,3 +646,16 @@ def test_every_releases_events_are_indexed(release: str) -> None:
     index = ResidencyIndex()
     index.apply("a", decode_batch(encode_batch(EventBatch(1.0, events), release)))
     assert one(index).blocks == 2
+
+
+def test_a_gap_of_which_a_part_is_lost_is_over_when_later_batches_come() -> None:
+    """14 is lost and 15 delivered, without a word on 15: nothing is missing any more, and 14 stays lost."""
+    index = ResidencyIndex()
+    for seq in range(14):
+        index.apply_record("a", record(seq))
+    index.apply_record("a", Gap("e", 0, 14, 15))
+    index.apply_record("a", Lost("e", 0, 14, 14, "not-in-buffer"))
+    index.apply_record("a", record(15))
+    assert index.knowledge("a").reasons == ("lost",)
+    index.apply_record("a", record(16, CLEARED))
+    assert index.knowledge("a").exact

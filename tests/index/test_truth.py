@@ -46,6 +46,17 @@ class Story:
             assert held(self.index, name) == self.engines[name].truth[known.as_of], f"{name} after {record}"
         return True
 
+    def has_followed(self, name: str) -> bool:
+        """Return whether enough batches of an engine's life have arrived for its end to leave a trace.
+
+        A life of which only batch 0 arrived, and a next one of which batch 1 is the first to arrive, look like one.
+        """
+        as_of = self.index.knowledge(name).as_of
+        position = self.index.position(name, 0)
+        return (
+            position is not None and position >= 8 and as_of is not None and as_of > self.engines[name].began
+        )
+
     def is_quiet(self) -> bool:
         """Return whether every engine's index is the engine's own hash map, and known to be."""
         return all(
@@ -78,8 +89,7 @@ def tell(story: Story, *, turns: int, restarts: bool) -> None:
             story.relays[name].cut()
         if rng.random() < 0.03:
             engine.clear()
-        # A life of a few batches can leave no trace on the wire.
-        if restarts and rng.random() < 0.04 and engine.batches > 8:
+        if restarts and rng.random() < 0.06 and story.has_followed(name):
             engine.restart()
         while story.take(0.003):
             pass

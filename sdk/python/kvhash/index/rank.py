@@ -126,17 +126,21 @@ class RankMap:
                 self._store(event, now)
             elif isinstance(event, BlockRemoved):
                 self._remove(event)
-            elif isinstance(event, AllBlocksCleared):
-                self.counts["clears"] += 1
-                self.clear()
-                self.ledger.cleared()
-            elif isinstance(event, UndecodableEvent):
-                self.counts["undecodable"] += 1
-                self.ledger.fault("undecodable", now)
-            elif isinstance(event, UnknownEvent):
-                self.counts["unknown_events"] += 1
-                self.ledger.fault("unknown-event", now)
+            else:
+                self._apply_other(event, now)
         self._verify(batch, now)
+
+    def _apply_other(self, event: AllBlocksCleared | UnknownEvent | UndecodableEvent, now: float) -> None:
+        if isinstance(event, AllBlocksCleared):
+            self.counts["clears"] += 1
+            self.clear()
+            self.ledger.cleared()
+        elif isinstance(event, UndecodableEvent):
+            self.counts["undecodable"] += 1
+            self.ledger.fault("undecodable", now)
+        else:
+            self.counts["unknown_events"] += 1
+            self.ledger.fault("unknown-event", now)
 
     def clear(self) -> None:
         """Forget all blocks, of every tier and group."""
@@ -161,24 +165,51 @@ class RankMap:
                 self.counts["mismatches"] += 1
                 self.ledger.fault("hash-mismatch", now)
 
-    def _tier(self, medium: str | None) -> str | None:
+    def _tier(self, medium: str | None, count: bool) -> str | None:
         name = "GPU" if medium is None else medium.upper()
         tier = self._tiers.get(name)
-        if tier is None:
+        if tier is None and count:
             known = name in self.unknown_media or len(self.unknown_media) < _MAX_NAMES
             self.unknown_media[name if known else "(other)"] += 1
         return tier
 
+    def place_of(self, event: BlockStored | BlockRemoved, *, count: bool = True) -> Place | None:
+        """Return where an event's blocks are; None, and (if `count`) counted, where that scores nothing."""
+        tier = self._tier(event.medium, count)
+        return None if tier is None else Place(tier, _is_remote(event.locality), event.group_idx or 0)
+
+    def _learn(self, place: Place, event: BlockStored) -> None:
+        group = self.groups.setdefault(place.group, Group())
+        size = self._block_tokens(event)
+        group.learn(place.tier, size, event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window)
+
+    def apply_without_blocks(self, batch: EventBatch, now: float) -> None:
+        """Do for a batch all that `apply` does except hold blocks, for who keeps them elsewhere."""
+        self.counts["batches"] += 1
+        for event in batch.events:
+            if isinstance(event, (BlockStored, BlockRemoved)):
+                place = self.place_of(event)
+                if place is not None and isinstance(event, BlockStored):
+                    self._learn(place, event)
+                if place is not None:
+                    self.counts[_COUNTED[type(event)]] += len(event.block_hashes)
+            else:
+                self._apply_other(event, now)
+        self._verify(batch, now)
+
+    @property
+    def coarsest(self) -> int:
+        """How many hashes the largest block or chunk spans."""
+        sizes = [size for group in self.groups.values() for size in group.sizes.values()]
+        blocks = max(sizes, default=0) // (self.unit or 1)
+        return max(1, blocks) * (self.settings.offload_chunk_blocks or 1)
+
     def _store(self, event: BlockStored, now: float) -> None:
-        tier = self._tier(event.medium)
-        if tier is None:
+        place = self.place_of(event)
+        if place is None:
             return
-        number = event.group_idx or 0
-        group = self.groups.setdefault(number, Group())
-        group.learn(
-            tier, self._block_tokens(event), event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window
-        )
-        place = Place(tier, _is_remote(event.locality), number)
+        tier, number = place.tier, place.group
+        self._learn(place, event)
         layer = self.layers.get(place)
         if layer is None:
             layer = self.layers[place] = Layer()
@@ -206,10 +237,10 @@ class RankMap:
                         other.place(key, parent)
 
     def _remove(self, event: BlockRemoved) -> None:
-        tier = self._tier(event.medium)
-        if tier is None:
+        place = self.place_of(event)
+        if place is None:
             return
-        layer = self.layers.get(Place(tier, _is_remote(event.locality), event.group_idx or 0))
+        layer = self.layers.get(place)
         for value in event.block_hashes:
             if layer is None or layer.remove(hash_key(value), _digest(value)) is None:
                 self.counts["removed_unknown"] += 1
@@ -418,6 +449,7 @@ def check_block(key: Any, copies: Any, parent: Any) -> None:
 
 
 _EMPTY = Layer()
+_COUNTED: Mapping[type, str] = {BlockStored: "stored", BlockRemoved: "removed"}
 
 
 def _known_parent(layers: Sequence[Layer], key: int) -> int:

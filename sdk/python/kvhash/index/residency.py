@@ -197,13 +197,7 @@ class ResidencyIndex:
     def _match(self, engine: str, hashes: Sequence[HashValue], num_tokens: int | None) -> PrefixMatch:
         best = PrefixMatch()
         for number, rank in self._engines.get(engine, {}).items():
-            match = rank.match(hashes, num_tokens, number)
-            if (match.usable_tokens, match.blocks, sum(match.remote.values())) > (
-                best.usable_tokens,
-                best.blocks,
-                sum(best.remote.values()),
-            ):
-                best = match
+            best = better_match(best, rank.match(hashes, num_tokens, number))
         return best
 
     def engines(self) -> list[str]:
@@ -219,18 +213,7 @@ class ResidencyIndex:
         ranks = self._engines.get(engine, {})
         if rank != "all":
             return ranks[rank].ledger.knowledge() if rank in ranks else _NEVER_HEARD
-        if not ranks:
-            return _NEVER_HEARD
-        each = [one.ledger.knowledge() for one in ranks.values()]
-        order = [State.EXACT, State.DEGRADED, State.UNKNOWN]
-        times = [one.since for one in each if one.since is not None]
-        heard = [one.as_of for one in each if one.as_of is not None]
-        return Knowledge(
-            max((one.state for one in each), key=order.index),
-            min(times, default=None),
-            tuple(sorted({reason for one in each for reason in one.reasons})),
-            min(heard, default=None),
-        )
+        return worst_knowledge([one.ledger.knowledge() for one in ranks.values()])
 
     def position(self, engine: str, rank: int | None) -> int | None:
         """Return the number of the last batch applied, to go on from after a `load`; None where none was."""
@@ -328,6 +311,28 @@ class ResidencyIndex:
             raise SnapshotError(f"the bytes are no snapshot of an index: {error}") from None
         self._counts, self._engines, self._native = counts, engines, None
         self._size = sum(rank.size for ranks in engines.values() for rank in ranks.values())
+
+
+def better_match(one: PrefixMatch, other: PrefixMatch) -> PrefixMatch:
+    """Return the match of more usable tokens, then of more blocks, then of more remote ones; `one` of equals."""
+
+    def worth(match: PrefixMatch) -> tuple[int, int, int]:
+        return match.usable_tokens, match.blocks, sum(match.remote.values())
+
+    return other if worth(other) > worth(one) else one
+
+
+def worst_knowledge(each: Sequence[Knowledge]) -> Knowledge:
+    """Return the knowledge of an engine from that of its ranks: the worst state, every reason, the oldest times."""
+    if not each:
+        return _NEVER_HEARD
+    order = [State.EXACT, State.DEGRADED, State.UNKNOWN]
+    return Knowledge(
+        max((one.state for one in each), key=order.index),
+        min((one.since for one in each if one.since is not None), default=None),
+        tuple(sorted({reason for one in each for reason in one.reasons})),
+        min((one.as_of for one in each if one.as_of is not None), default=None),
+    )
 
 
 def _fullest(rank: RankMap) -> int:
