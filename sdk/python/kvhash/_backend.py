@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .contract import Algorithm, Contract
     from .extra_keys import RequestKeys
 
-__all__ = ["backend_name", "make_engine", "start_chain", "take_tokens"]
+__all__ = ["backend_name", "make_engine", "native_module", "start_chain", "take_tokens"]
 
 VARIABLE = "KVHASH_BACKEND"
 
@@ -36,7 +36,7 @@ def _import() -> tuple[ModuleType | None, str]:
         return None, str(error)
 
 
-def _native_module() -> Any:
+def native_module() -> Any:
     """Return the native module or None, as the environment says.
 
     Raises MissingDependencyError where it is forced and not there, UsageError for another value.
@@ -57,14 +57,14 @@ def _native_module() -> Any:
 
 def backend_name() -> str:
     """Return what computes the hashes in this process: ``"native"`` or ``"python"``."""
-    return "python" if _native_module() is None else "native"
+    return "python" if native_module() is None else "native"
 
 
 def make_engine(
     contract: Contract, algorithm: Algorithm, none_hash: ChainValue, span: int, lookahead: int
 ) -> _native.Engine | None:
     """Return the native engine of a hasher's settings; None where pure Python hashes."""
-    module = _native_module()
+    module = native_module()
     if module is None:
         return None
     root = none_hash.to_bytes(32, "big") if isinstance(none_hash, int) else bytes(none_hash)
