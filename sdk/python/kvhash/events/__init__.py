@@ -4,6 +4,7 @@ from ._errors import EventDecodeError, EventEncodeError, RecordingError
 from .decode import decode_batch
 from .encode import encode_batch
 from .export import batch_from_json, batch_to_json, event_to_json, export_jsonl, export_parquet
+from .raw import RawBatch, RawRemoved, RawStored, decode_raw, raw_decoder
 from .recording import Damage, Record, Recording, RecordingWriter
 from .schema import (
     AllBlocksCleared,
@@ -29,6 +30,9 @@ __all__ = [
     "EventDecodeError",
     "EventEncodeError",
     "HashValue",
+    "RawBatch",
+    "RawRemoved",
+    "RawStored",
     "Record",
     "Recording",
     "RecordingError",
@@ -39,9 +43,11 @@ __all__ = [
     "batch_from_json",
     "batch_to_json",
     "decode_batch",
+    "decode_raw",
     "encode_batch",
     "event_to_json",
     "export_jsonl",
     "export_parquet",
     "hash_key",
+    "raw_decoder",
 ]

@@ -1,6 +1,7 @@
 //! The module `kvhash._native`: the `kvhash` crate for the Python package, which falls back to its own code without it.
 #![deny(unsafe_code)]
 
+mod events;
 mod hashing;
 mod index;
 mod raw;
@@ -18,6 +19,11 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<index::RankMap>()?;
     module.add_function(wrap_pyfunction!(index::longest_prefix, module)?)?;
     module.add_class::<tokens::Tokens>()?;
+    module.add_class::<events::RawBatch>()?;
+    module.add_class::<events::RawStored>()?;
+    module.add_class::<events::RawRemoved>()?;
+    module.add_class::<events::RawTokens>()?;
+    module.add_function(wrap_pyfunction!(events::decode_batch, module)?)?;
     module.add_function(wrap_pyfunction!(tokens::take_tokens, module)?)?;
     module.add_function(wrap_pyfunction!(hashing::bare_sha256_chain, module)?)
 }

@@ -66,6 +66,18 @@ impl<'a> Hashes<'a> {
         self.0.count == 0
     }
 
+    /// The bytes behind the list's head, from which [`Hashes::from_body`] makes the list again.
+    #[must_use]
+    pub const fn body(&self) -> &'a [u8] {
+        self.0.body
+    }
+
+    /// The list of `count` hashes in the bytes of one that was decoded; of other bytes it may be shorter.
+    #[must_use]
+    pub const fn from_body(body: &'a [u8], count: usize) -> Self {
+        Self(Span { body, count })
+    }
+
     /// The hashes, in order.
     pub fn iter(&self) -> impl Iterator<Item = HashValue<'a>> + use<'a> {
         let mut reader = Reader::new(self.0.body);
@@ -116,22 +128,35 @@ impl<'a> Tokens<'a> {
         })
     }
 
-    /// The tokens from `start` to `end`, still where they lie; fewer where there are not so many.
+    /// The bytes behind the list's head, from which [`Tokens::from_body`] makes the list again.
     #[must_use]
-    pub fn range(&self, start: usize, end: usize) -> Self {
-        let (start, end) = (start.min(self.span.count), end.min(self.span.count));
-        let mut reader = Reader::new(self.span.body);
-        for _ in 0..start {
-            if self.pairs {
-                // A pair: its head and two integers.
-                let _ = reader.skip();
-            } else {
-                let first = self.span.body.get(reader.at).copied().unwrap_or_default();
-                reader.at += usize::from(INT_WIDTH[usize::from(first)]);
+    pub const fn body(&self) -> &'a [u8] {
+        self.span.body
+    }
+
+    /// The list of `count` tokens, or pairs, in the bytes of one that was decoded; of other bytes it may be shorter.
+    #[must_use]
+    pub const fn from_body(body: &'a [u8], count: usize, pairs: bool) -> Self {
+        Self { span: Span { body, count }, pairs }
+    }
+
+    /// Take the first `count` tokens, or pairs, off the list, or all where there are not so many.
+    pub fn take_front(&mut self, count: usize) -> Self {
+        let count = count.min(self.span.count);
+        let body = self.span.body;
+        let mut at = 0;
+        if self.pairs {
+            let mut reader = Reader::new(body);
+            (0..count).for_each(|_| drop(reader.skip()));
+            at = reader.at;
+        } else {
+            for _ in 0..count {
+                at += body.get(at).map_or(0, |first| usize::from(INT_WIDTH[usize::from(*first)]));
             }
         }
-        let body = self.span.body.get(reader.at..).unwrap_or_default();
-        Self { span: Span { body, count: end.saturating_sub(start) }, pairs: self.pairs }
+        let (front, rest) = body.split_at(at.min(body.len()));
+        self.span = Span { body: rest, count: self.span.count - count };
+        Self { span: Span { body: front, count }, pairs: self.pairs }
     }
 }
 
@@ -260,6 +285,8 @@ pub struct BlockStored<'a> {
     pub cache_salt: Option<&'a str>,
     /// Fields that are not known.
     pub extra: Vec<ExtraField<'a>>,
+    /// The event's msgpack.
+    pub raw: &'a [u8],
 }
 
 /// Blocks left a cache.
@@ -277,6 +304,8 @@ pub struct BlockRemoved<'a> {
     pub ownership: Option<&'a str>,
     /// Fields that are not known.
     pub extra: Vec<ExtraField<'a>>,
+    /// The event's msgpack.
+    pub raw: &'a [u8],
 }
 
 /// What stands in a batch's list.
@@ -291,6 +320,8 @@ pub enum Event<'a> {
     Cleared {
         /// Fields that are not known.
         extra: Vec<ExtraField<'a>>,
+        /// Its msgpack.
+        raw: &'a [u8],
     },
     /// An event whose tag is not known.
     Unknown {
@@ -310,6 +341,18 @@ pub enum Event<'a> {
         /// Its msgpack.
         raw: &'a [u8],
     },
+}
+
+impl<'a> Event<'a> {
+    /// The event's msgpack.
+    #[must_use]
+    pub const fn raw(&self) -> &'a [u8] {
+        match self {
+            Self::Stored(event) => event.raw,
+            Self::Removed(event) => event.raw,
+            Self::Cleared { raw, .. } | Self::Unknown { raw, .. } | Self::Undecodable { raw, .. } => raw,
+        }
+    }
 }
 
 /// One published message: the events of one engine step, in order.

@@ -26,14 +26,60 @@ pub const MAX_PAYLOAD_BYTES: usize = 256 * 1024 * 1024;
 /// [`Code::InvalidMsgpack`], [`Code::NestedTooDeeply`], [`Code::PayloadTooLarge`] or [`Code::InvalidBatch`] where it is
 /// no batch.
 pub fn decode_batch(payload: &[u8]) -> Result<EventBatch<'_>> {
-    let places = Places::newest();
-    match fast_batch(payload, places) {
-        Some(batch) => Ok(batch),
-        None => careful_batch(payload, places),
+    let mut events = Vec::new();
+    let batch = decode_into(payload, &mut events)?;
+    Ok(EventBatch { events, ..batch })
+}
+
+/// Read one event by itself: the msgpack that [`Event::raw`] gives, and its place in the batch, which paths name.
+#[must_use]
+pub fn decode_event(raw: &[u8], index: usize) -> Event<'_> {
+    event(raw, index, Places::newest())
+}
+
+/// Takes the events of a batch one by one, for a reader that makes something of its own of each.
+pub trait EventSink<'a> {
+    /// The next event.
+    fn event(&mut self, event: Event<'a>);
+    /// What came so far is to be forgotten: the batch needs the careful reader, and its events come again from the
+    /// first one on.
+    fn forget(&mut self);
+}
+
+impl<'a> EventSink<'a> for Vec<Event<'a>> {
+    #[inline]
+    fn event(&mut self, event: Event<'a>) {
+        self.push(event);
+    }
+
+    fn forget(&mut self) {
+        self.clear();
     }
 }
 
-fn fast_batch(payload: &[u8], places: Places) -> Option<EventBatch<'_>> {
+/// As [`decode_batch`], the events into `sink`: the batch comes back without them.
+///
+/// # Errors
+/// As [`decode_batch`]; what `sink` got is to be forgotten then, too.
+#[inline]
+pub fn decode_into<'a>(payload: &'a [u8], sink: &mut impl EventSink<'a>) -> Result<EventBatch<'a>> {
+    let places = Places::newest();
+    if let Some(batch) = fast_batch(payload, places, sink) {
+        return Ok(batch);
+    }
+    sink.forget();
+    let mut batch = careful_batch(payload, places)?;
+    batch.events.drain(..).for_each(|event| sink.event(event));
+    Ok(batch)
+}
+
+/// Read a batch whose every event is as known releases write it, the events into `sink`; `None` for all else.
+#[inline]
+fn fast_batch<'a>(
+    payload: &'a [u8],
+    places: Places,
+    sink: &mut impl EventSink<'a>,
+) -> Option<EventBatch<'a>> {
     if payload.len() > MAX_PAYLOAD_BYTES {
         return None;
     }
@@ -45,15 +91,12 @@ fn fast_batch(payload: &[u8], places: Places) -> Option<EventBatch<'_>> {
         _ => return None,
     };
     let Head::Array(count) = reader.head().ok()? else { return None };
-    let mut events = Vec::with_capacity(count.min(64));
     let (mut arrays, mut maps) = (false, false);
     for _ in 0..count {
-        if starts_map(*payload.get(reader.at)?) {
-            maps = true;
-        } else {
-            arrays = true;
-        }
-        events.push(fast::event(&mut reader, places)?);
+        let map = starts_map(*payload.get(reader.at)?);
+        maps |= map;
+        arrays |= !map;
+        fast::event(&mut reader, places, sink)?;
     }
     let data_parallel_rank = match parts {
         2 => None,
@@ -65,7 +108,7 @@ fn fast_batch(payload: &[u8], places: Places) -> Option<EventBatch<'_>> {
     };
     reader.end().ok()?;
     let layout = layout(arrays, maps);
-    Some(EventBatch { ts, events, data_parallel_rank, layout, extra: Vec::new() })
+    Some(EventBatch { ts, events: Vec::new(), data_parallel_rank, layout, extra: Vec::new() })
 }
 
 const fn layout(arrays: bool, maps: bool) -> Option<Layout> {
@@ -226,8 +269,9 @@ fn expected<T>(what: &str, got: &Head<'_>, path: String) -> Field<T> {
 
 fn event<'a>(raw: &'a [u8], i: usize, places: Places) -> Event<'a> {
     let mut reader = Reader::new(raw);
-    if let Some(event) = fast::event(&mut reader, places) {
-        if reader.at == raw.len() {
+    let mut read = Vec::new();
+    if fast::event(&mut reader, places, &mut read).is_some() && reader.at == raw.len() {
+        if let Some(event) = read.pop() {
             return event;
         }
     }
@@ -262,9 +306,9 @@ fn careful_event<'a>(
     *read_tag = Some(tag);
     let taker = Taker { fields, at, form: None };
     match tag {
-        "BlockStored" => taker.stored().map(Event::Stored),
-        "BlockRemoved" => taker.removed().map(Event::Removed),
-        "AllBlocksCleared" => Ok(Event::Cleared { extra: taker.fields.left }),
+        "BlockStored" => taker.stored(raw).map(Event::Stored),
+        "BlockRemoved" => taker.removed(raw).map(Event::Removed),
+        "AllBlocksCleared" => Ok(Event::Cleared { extra: taker.fields.left, raw }),
         _ => Ok(Event::Unknown { tag, raw }),
     }
 }
@@ -419,7 +463,7 @@ struct Taker<'a, 'b> {
 }
 
 impl<'a> Taker<'a, '_> {
-    fn stored(mut self) -> Field<BlockStored<'a>> {
+    fn stored(mut self, raw: &'a [u8]) -> Field<BlockStored<'a>> {
         let block_hashes = self.hashes("block_hashes")?;
         let parent_block_hash = self.parent("parent_block_hash")?;
         Ok(BlockStored {
@@ -440,10 +484,11 @@ impl<'a> Taker<'a, '_> {
             lookahead_token_ids: self.lookahead("lookahead_token_ids")?,
             cache_salt: self.text("cache_salt")?,
             extra: self.fields.left,
+            raw,
         })
     }
 
-    fn removed(mut self) -> Field<BlockRemoved<'a>> {
+    fn removed(mut self, raw: &'a [u8]) -> Field<BlockRemoved<'a>> {
         Ok(BlockRemoved {
             block_hashes: self.hashes("block_hashes")?,
             medium: self.text("medium")?,
@@ -451,6 +496,7 @@ impl<'a> Taker<'a, '_> {
             locality: self.text("locality")?,
             ownership: self.text("ownership")?,
             extra: self.fields.left,
+            raw,
         })
     }
 
@@ -611,7 +657,9 @@ mod tests {
     fn the_two_ways_agree_on_a_plain_batch() {
         let payload = b"\x93\xca\x3f\x80\x00\x00\x91\x96\xabBlockStored\x92\x01\xcd\x01\x00\xc0\x92\x05\x06\x01\xc0\x00";
         let places = Places::newest();
-        let fast = fast_batch(payload, places).unwrap();
+        let mut events = Vec::new();
+        let fast = fast_batch(payload, places, &mut events).unwrap();
+        let fast = EventBatch { events, ..fast };
         let careful = careful_batch(payload, places).unwrap();
         assert_eq!(format!("{fast:?}"), format!("{careful:?}"));
         let Event::Stored(event) = &fast.events[0] else { panic!("{fast:?}") };

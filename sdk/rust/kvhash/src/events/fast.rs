@@ -1,6 +1,9 @@
 //! One event as known releases write it, read in one pass; anything else is left to the careful reader.
 
+use std::sync::LazyLock;
+
 use super::batch::{BlockRemoved, BlockStored, Event, HashValue, Hashes, PerBlock, Span, Tokens};
+use super::decode::EventSink;
 use super::msgpack::{text_of, Head, Integer, Reader, INT_WIDTH};
 use crate::contract::{Contract, EventField};
 
@@ -13,8 +16,11 @@ pub(crate) struct Places {
 
 impl Places {
     pub(crate) fn newest() -> Self {
-        let events = Contract::newest().events;
-        Self { stored: events.block_stored, removed: events.block_removed }
+        static NEWEST: LazyLock<Places> = LazyLock::new(|| {
+            let events = Contract::newest().events;
+            Places { stored: events.block_stored, removed: events.block_removed }
+        });
+        *NEWEST
     }
 }
 
@@ -30,6 +36,7 @@ struct Fields<'a> {
     seen: u32,
     hashes: Option<(Hashes<'a>, Option<Form>)>,
     parent: Option<HashValue<'a>>,
+    parent_form: Option<Form>,
     parent_seen: bool,
     tokens: Option<Span<'a>>,
     size: Option<u64>,
@@ -47,10 +54,94 @@ struct Fields<'a> {
     cache_salt: Option<&'a str>,
 }
 
-/// Read one event; `None` for all that is not as known releases write it.
+/// Read one event into `sink`; `None` for all that is not as known releases write it.
 #[inline]
-pub(crate) fn event<'a>(reader: &mut Reader<'a>, places: Places) -> Option<Event<'a>> {
+pub(crate) fn event<'a>(
+    reader: &mut Reader<'a>,
+    places: Places,
+    sink: &mut impl EventSink<'a>,
+) -> Option<()> {
+    let start = reader.at;
+    if let Some(event) = stored_in_order(reader) {
+        sink.event(Event::Stored(event));
+        return Some(());
+    }
+    reader.at = start;
+    event_in_any_order(reader, places).map(|event| sink.event(event))
+}
+
+/// Read a map event whose fields stand in the order of the wire, as an engine writes it: no name is looked up.
+#[inline]
+fn stored_in_order<'a>(reader: &mut Reader<'a>) -> Option<BlockStored<'a>> {
+    let start = reader.at;
+    let Ok(Head::Map(mut left)) = reader.head() else { return None };
+    if !reader.eat(b"\xa4type\xabBlockStored\xacblock_hashes") {
+        return None;
+    }
+    let (block_hashes, form) = hashes(reader)?;
+    if !reader.eat(b"\xb1parent_block_hash") {
+        return None;
+    }
+    let (parent_block_hash, parent_form) = parent(reader)?;
+    if form.zip(parent_form).is_some_and(|(one, other)| one != other) || !reader.eat(b"\xa9token_ids") {
+        return None;
+    }
+    let token_ids = Tokens { span: integers(reader)?, pairs: false };
+    if !reader.eat(b"\xaablock_size") {
+        return None;
+    }
+    let Some(Integer::Unsigned(block_size)) = integer(reader)? else { return None };
+    left = left.checked_sub(5)?;
+    macro_rules! next {
+        ($name:literal, $read:expr) => {
+            if left > 0 && reader.eat($name) {
+                left -= 1;
+                $read(reader)?
+            } else {
+                None
+            }
+        };
+    }
+    let lora_id = next!(b"\xa7lora_id", integer);
+    let medium = next!(b"\xa6medium", text_or_nil);
+    let lora_name = next!(b"\xa9lora_name", text_or_nil);
+    let extra_keys = next!(b"\xaaextra_keys", extra_keys);
+    let group_idx = next!(b"\xa9group_idx", integer);
+    let kv_cache_spec_kind = next!(b"\xb2kv_cache_spec_kind", text_or_nil);
+    let kv_cache_spec_sliding_window = next!(b"\xbckv_cache_spec_sliding_window", integer);
+    let locality = next!(b"\xa8locality", text_or_nil);
+    let ownership = next!(b"\xa9ownership", text_or_nil);
+    let session_id = next!(b"\xaasession_id", text_or_nil);
+    let lookahead_token_ids = next!(b"\xb3lookahead_token_ids", lookahead);
+    let cache_salt = next!(b"\xaacache_salt", text_or_nil);
+    if left > 0 {
+        return None;
+    }
+    Some(BlockStored {
+        block_hashes,
+        parent_block_hash,
+        token_ids,
+        block_size,
+        lora_id,
+        medium,
+        lora_name,
+        extra_keys,
+        group_idx,
+        kv_cache_spec_kind,
+        kv_cache_spec_sliding_window,
+        locality,
+        ownership,
+        session_id,
+        lookahead_token_ids,
+        cache_salt,
+        extra: Vec::new(),
+        raw: reader.data.get(start..reader.at)?,
+    })
+}
+
+fn event_in_any_order<'a>(reader: &mut Reader<'a>, places: Places) -> Option<Event<'a>> {
     let mut fields = Fields::default();
+    let start = reader.at;
     let stored = match reader.head().ok()? {
         Head::Map(count) => {
             let count = count.checked_sub(1)?;
@@ -60,7 +151,7 @@ pub(crate) fn event<'a>(reader: &mut Reader<'a>, places: Places) -> Option<Event
             let stored = match text(reader)? {
                 b"BlockStored" => true,
                 b"BlockRemoved" => false,
-                b"AllBlocksCleared" => return cleared(count),
+                b"AllBlocksCleared" => return cleared(count, reader, start),
                 _ => return None,
             };
             for _ in 0..count {
@@ -74,7 +165,7 @@ pub(crate) fn event<'a>(reader: &mut Reader<'a>, places: Places) -> Option<Event
             let (stored, names) = match text(reader)? {
                 b"BlockStored" => (true, places.stored),
                 b"BlockRemoved" => (false, places.removed),
-                b"AllBlocksCleared" => return cleared(count),
+                b"AllBlocksCleared" => return cleared(count, reader, start),
                 _ => return None,
             };
             for field in names.get(..count)? {
@@ -84,15 +175,36 @@ pub(crate) fn event<'a>(reader: &mut Reader<'a>, places: Places) -> Option<Event
         }
         _ => return None,
     };
-    fields.event(stored)
+    fields.event(stored, reader.data.get(start..reader.at)?)
 }
 
-fn cleared<'a>(fields: usize) -> Option<Event<'a>> {
-    (fields == 0).then_some(Event::Cleared { extra: Vec::new() })
+fn cleared<'a>(fields: usize, reader: &Reader<'a>, start: usize) -> Option<Event<'a>> {
+    let raw = reader.data.get(start..reader.at)?;
+    (fields == 0).then_some(Event::Cleared { extra: Vec::new(), raw })
+}
+
+#[inline]
+fn array(reader: &mut Reader<'_>) -> Option<usize> {
+    let first = *reader.data.get(reader.at)?;
+    if first & 0xf0 == 0x90 {
+        reader.at += 1;
+        return Some((first & 0x0f).into());
+    }
+    match reader.head() {
+        Ok(Head::Array(count)) => Some(count),
+        _ => None,
+    }
 }
 
 #[inline]
 fn text<'a>(reader: &mut Reader<'a>) -> Option<&'a [u8]> {
+    let first = *reader.data.get(reader.at)?;
+    if first & 0xe0 == 0xa0 {
+        let start = reader.at + 1;
+        let text = reader.data.get(start..start + usize::from(first & 0x1f))?;
+        reader.at = start + text.len();
+        return Some(text);
+    }
     match reader.head() {
         Ok(Head::Text(text)) => Some(text),
         _ => None,
@@ -108,7 +220,7 @@ impl<'a> Fields<'a> {
                 0
             }
             b"parent_block_hash" if stored => {
-                self.parent = parent(reader)?;
+                (self.parent, self.parent_form) = parent(reader)?;
                 self.parent_seen = true;
                 1
             }
@@ -134,14 +246,7 @@ impl<'a> Fields<'a> {
                 6
             }
             b"extra_keys" if stored => {
-                self.extra_keys = per_block(reader, |reader| match reader.data.get(reader.at)? {
-                    0xc0 => {
-                        reader.at += 1;
-                        Some(())
-                    }
-                    0x90..=0x9f | 0xdc | 0xdd => reader.check().ok().map(drop),
-                    _ => None,
-                })?;
+                self.extra_keys = extra_keys(reader)?;
                 7
             }
             b"group_idx" => {
@@ -169,7 +274,7 @@ impl<'a> Fields<'a> {
                 13
             }
             b"lookahead_token_ids" if stored => {
-                self.lookahead = per_block(reader, |reader| integers(reader).map(drop))?;
+                self.lookahead = lookahead(reader)?;
                 14
             }
             b"cache_salt" if stored => {
@@ -186,7 +291,7 @@ impl<'a> Fields<'a> {
     }
 
     #[inline]
-    fn event(self, stored: bool) -> Option<Event<'a>> {
+    fn event(self, stored: bool, raw: &'a [u8]) -> Option<Event<'a>> {
         let (block_hashes, form) = self.hashes?;
         if !stored {
             return Some(Event::Removed(BlockRemoved {
@@ -196,13 +301,10 @@ impl<'a> Fields<'a> {
                 locality: self.locality,
                 ownership: self.ownership,
                 extra: Vec::new(),
+                raw,
             }));
         }
-        let parent_form = self.parent.map(|hash| match hash {
-            HashValue::Int(_) => Form::Int,
-            HashValue::Bytes(_) => Form::Bytes,
-        });
-        if !self.parent_seen || form.zip(parent_form).is_some_and(|(one, other)| one != other) {
+        if !self.parent_seen || form.zip(self.parent_form).is_some_and(|(one, other)| one != other) {
             return None;
         }
         Some(Event::Stored(BlockStored {
@@ -223,12 +325,18 @@ impl<'a> Fields<'a> {
             lookahead_token_ids: self.lookahead,
             cache_salt: self.cache_salt,
             extra: Vec::new(),
+            raw,
         }))
     }
 }
 
 #[inline]
 fn hash<'a>(reader: &mut Reader<'a>) -> Option<(HashValue<'a>, Form)> {
+    if reader.eat(b"\xcf") {
+        let number = u64::from_be_bytes(*reader.data.get(reader.at..)?.first_chunk()?);
+        reader.at += 8;
+        return Some((HashValue::Int(Integer::Unsigned(number)), Form::Int));
+    }
     match reader.head().ok()? {
         Head::Int(number) => Some((HashValue::Int(number), Form::Int)),
         Head::Bytes(bytes) if (8..=64).contains(&bytes.len()) => Some((HashValue::Bytes(bytes), Form::Bytes)),
@@ -238,7 +346,7 @@ fn hash<'a>(reader: &mut Reader<'a>) -> Option<(HashValue<'a>, Form)> {
 
 #[inline]
 fn hashes<'a>(reader: &mut Reader<'a>) -> Option<(Hashes<'a>, Option<Form>)> {
-    let Ok(Head::Array(count)) = reader.head() else { return None };
+    let count = array(reader)?;
     let start = reader.at;
     let mut form = None;
     for _ in 0..count {
@@ -251,61 +359,107 @@ fn hashes<'a>(reader: &mut Reader<'a>) -> Option<(Hashes<'a>, Option<Form>)> {
     Some((Hashes(Span { body: reader.data.get(start..reader.at)?, count }), form))
 }
 
-fn parent<'a>(reader: &mut Reader<'a>) -> Option<Option<HashValue<'a>>> {
-    if reader.data.get(reader.at) == Some(&0xc0) {
-        reader.at += 1;
-        return Some(None);
+#[inline]
+fn parent<'a>(reader: &mut Reader<'a>) -> Option<(Option<HashValue<'a>>, Option<Form>)> {
+    if reader.eat(b"\xc0") {
+        return Some((None, None));
     }
-    hash(reader).map(|(hash, _)| Some(hash))
+    hash(reader).map(|(hash, form)| (Some(hash), Some(form)))
 }
 
 /// A list of integers, passed over.
 #[inline]
-pub(crate) fn integers<'a>(reader: &mut Reader<'a>) -> Option<Span<'a>> {
-    let Ok(Head::Array(count)) = reader.head() else { return None };
+fn integers<'a>(reader: &mut Reader<'a>) -> Option<Span<'a>> {
+    let count = array(reader)?;
+    let data = reader.data;
     let start = reader.at;
     let mut at = start;
-    for _ in 0..count {
-        let width = INT_WIDTH[usize::from(*reader.data.get(at)?)];
+    let mut left = count;
+    while left > 0 {
+        // Each step waits for the one before it. Of the unsigned integers, nearly all token ids, the width is one
+        // shift, and the second one's head is in the word that was loaded for the first.
+        while left > 1 {
+            let Some(word) = data.get(at..).and_then(|rest| rest.first_chunk()) else { break };
+            let word = u64::from_le_bytes(*word);
+            let width = 1u32 << (word & 3);
+            // Past a number of 8 bytes this is nonsense, and is not used.
+            let next = word.wrapping_shr(8 * width + 8);
+            if word & 0xfc != 0xcc || next & 0xfc != 0xcc || width == 8 {
+                break;
+            }
+            at += 2 + width as usize + (1 << (next & 3));
+            left -= 2;
+        }
+        if left == 0 {
+            break;
+        }
+        let width = INT_WIDTH[usize::from(*data.get(at)?)];
         if width == 0 {
             return None;
         }
         at += usize::from(width);
+        left -= 1;
     }
-    let body = reader.data.get(start..at)?;
+    let body = data.get(start..at)?;
     reader.at = at;
     Some(Span { body, count })
 }
 
+#[inline]
 fn integer(reader: &mut Reader<'_>) -> Option<Option<Integer>> {
-    match reader.head().ok()? {
-        Head::Nil => Some(None),
-        Head::Int(number) => Some(Some(number)),
+    match *reader.data.get(reader.at)? {
+        0xc0 => {
+            reader.at += 1;
+            return Some(None);
+        }
+        first @ 0..=0x7f => {
+            reader.at += 1;
+            return Some(Some(Integer::Unsigned(first.into())));
+        }
+        _ => {}
+    }
+    match reader.head() {
+        Ok(Head::Int(number)) => Some(Some(number)),
         _ => None,
     }
 }
 
+#[inline]
 fn text_or_nil<'a>(reader: &mut Reader<'a>) -> Option<Option<&'a str>> {
-    match reader.head().ok()? {
-        Head::Nil => Some(None),
-        Head::Text(text) => text_of(text).ok().map(Some),
-        _ => None,
+    if reader.eat(b"\xc0") {
+        return Some(None);
     }
+    text(reader).and_then(|text| text_of(text).ok()).map(Some)
 }
 
+#[inline]
+fn extra_keys<'a>(reader: &mut Reader<'a>) -> Option<Option<PerBlock<'a>>> {
+    per_block(reader, |reader| match reader.data.get(reader.at)? {
+        0xc0 => {
+            reader.at += 1;
+            Some(())
+        }
+        0x90..=0x9f | 0xdc | 0xdd => reader.check().ok().map(drop),
+        _ => None,
+    })
+}
+
+fn lookahead<'a>(reader: &mut Reader<'a>) -> Option<Option<PerBlock<'a>>> {
+    per_block(reader, |reader| integers(reader).map(drop))
+}
+
+#[inline]
 fn per_block<'a>(
     reader: &mut Reader<'a>,
     item: impl Fn(&mut Reader<'a>) -> Option<()>,
 ) -> Option<Option<PerBlock<'a>>> {
-    match reader.head().ok()? {
-        Head::Nil => Some(None),
-        Head::Array(count) => {
-            let start = reader.at;
-            for _ in 0..count {
-                item(reader)?;
-            }
-            Some(Some(PerBlock(Span { body: reader.data.get(start..reader.at)?, count })))
-        }
-        _ => None,
+    if reader.eat(b"\xc0") {
+        return Some(None);
     }
+    let count = array(reader)?;
+    let start = reader.at;
+    for _ in 0..count {
+        item(reader)?;
+    }
+    Some(Some(PerBlock(Span { body: reader.data.get(start..reader.at)?, count })))
 }

@@ -24,7 +24,7 @@ fn write_event(event: &Event<'_>, out: &mut String) {
     match event {
         Event::Stored(event) => stored(event, out),
         Event::Removed(event) => removed(event, out),
-        Event::Cleared { extra } => {
+        Event::Cleared { extra, .. } => {
             let mut object = Object::open(out);
             object.text("type", Some("AllBlocksCleared"));
             object.extra(extra);

@@ -24,7 +24,7 @@ pub use batch::{
     BlockRemoved, BlockStored, Event, EventBatch, ExtraField, FieldName, HashValue, Hashes, Layout, PerBlock,
     Tokens,
 };
-pub use decode::{decode_batch, MAX_PAYLOAD_BYTES};
+pub use decode::{decode_batch, decode_event, decode_into, EventSink, MAX_PAYLOAD_BYTES};
 pub(crate) use json::write_batch;
 pub use msgpack::Integer;
 pub use value::Value;

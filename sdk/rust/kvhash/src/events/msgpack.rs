@@ -208,6 +208,14 @@ impl<'a> Reader<'a> {
         Self { data, at: 0 }
     }
 
+    /// Whether these bytes stand next; they are passed over then.
+    #[inline]
+    pub(crate) fn eat<const N: usize>(&mut self, bytes: &[u8; N]) -> bool {
+        let here = self.data.get(self.at..).and_then(|rest| rest.first_chunk::<N>()) == Some(bytes);
+        self.at += if here { N } else { 0 };
+        here
+    }
+
     #[inline]
     fn bytes(&mut self, count: usize) -> Read<&'a [u8]> {
         let taken = self.data.get(self.at..).and_then(|rest| rest.get(..count)).ok_or(Fault::Truncated)?;
