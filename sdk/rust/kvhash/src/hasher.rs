@@ -334,18 +334,29 @@ impl ChainState {
         let span = hasher.span as usize; // A block of this size fits in memory: it is full.
         let lookahead = hasher.lookahead as usize;
         let function = hasher.function;
-        for i in 0..blocks {
-            let block = &tokens[i * span..(i + 1) * span];
-            let keys = keyed.and_then(|keyed| {
-                keyed.slot(hasher, self.blocks, &tokens[(i + 1) * span..(i + 1) * span + lookahead])
-            });
-            self.parent = match keys {
-                None => function.plain_block(&mut self.scratch, &self.parent, block),
-                Some(keys) => function.keyed_block(&mut self.scratch, &self.parent, block, Some(&keys)),
+        let mut plain_from = 0;
+        for i in 0..=blocks {
+            // Blocks without keys, most of all blocks, are hashed as a run.
+            let keys = match keyed {
+                Some(keyed) if i < blocks => {
+                    let following = &tokens[(i + 1) * span..(i + 1) * span + lookahead];
+                    keyed.slot(hasher, self.blocks + i as u64, following)
+                }
+                _ => None,
             };
-            self.blocks += 1;
+            if keys.is_none() && i < blocks && keyed.is_some() {
+                continue;
+            }
+            let end = if keys.is_some() { i } else { blocks };
+            let mut plain = tokens[plain_from * span..end * span].chunks_exact(span);
+            function.plain_run(&mut self.scratch, &mut self.parent, span, &mut plain, sink);
+            let Some(keys) = keys else { break };
+            let block = &tokens[i * span..(i + 1) * span];
+            self.parent = function.keyed_block(&mut self.scratch, &self.parent, block, Some(&keys));
             sink(self.parent);
+            plain_from = i + 1;
         }
+        self.blocks += blocks as u64;
         blocks * span
     }
 }
