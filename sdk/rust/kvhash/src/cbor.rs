@@ -1,6 +1,10 @@
 //! Canonical CBOR (RFC 8949 section 4.2.1), the shapes that a preimage needs.
 
+use crate::cpu::Cpu;
+#[cfg(target_arch = "x86_64")]
+use crate::function::narrow;
 use crate::value::{Serializer, Tag};
+use crate::Token;
 
 const UINT: u8 = 0x00;
 const NINT: u8 = 0x20;
@@ -36,12 +40,29 @@ pub(crate) fn write_head(out: &mut [u8], at: usize, major: u8, argument: u64) ->
 const HEADS: [(u64, u32, usize); 4] =
     [(0, 56, 1), (0x18 << 56, 48, 2), (0x19 << 56, 40, 3), (0x1a << 56, 24, 5)];
 
-/// Write the heads of token ids at `at`, which needs [`MAX_HEAD`] bytes a token; returns the position after them.
-///
+/// Write the heads of token ids at `at`, which needs [`MAX_HEAD`] bytes a token and [`SLACK`] after them; returns the
+/// position after them.
+#[inline]
+pub(crate) fn write_tokens<T: Token>(cpu: Cpu, out: &mut [u8], mut at: usize, tokens: &[T]) -> usize {
+    for tokens in tokens.chunks(16) {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(wide) = cpu.wide {
+            let (narrow, all) = narrow(tokens);
+            if let (Some(out), true) = (out[at..].first_chunk_mut(), all <= 0xffff_ffff) {
+                at += wide.write_cbor(out, &narrow, tokens.len());
+                continue;
+            }
+        }
+        let _ = cpu;
+        at = write_each(out, at, tokens);
+    }
+    at
+}
+
 /// Each token is written as eight bytes of which its width counts, without a branch: its heads' widths differ from
 /// token to token, which a branch predictor cannot learn.
 #[inline]
-pub(crate) fn write_tokens<T: crate::Token>(out: &mut [u8], mut at: usize, tokens: &[T]) -> usize {
+fn write_each<T: Token>(out: &mut [u8], mut at: usize, tokens: &[T]) -> usize {
     for token in tokens {
         let token = token.value();
         if token > 0xffff_ffff {
@@ -165,8 +186,11 @@ mod tests {
     fn tokens_are_written_as_the_general_writer_writes_them() {
         for token in [0, 1, 22, 23, 24, 25, 255, 256, 65_535, 65_536, u64::from(u32::MAX), 1 << 32, u64::MAX]
         {
-            let mut fast = [0; 32];
-            let end = write_tokens(&mut fast, 0, &[token, 7]);
+            let mut fast = [0; 256];
+            let end = write_each(&mut fast, 0, &[token, 7]);
+            let mut wide = [0; 256];
+            let also = write_tokens(Cpu::detect(), &mut wide, 0, &[token, 7]);
+            assert_eq!(wide[..also], fast[..end]);
             let mut slow = Vec::new();
             let mut writer = Cbor::new(&mut slow);
             writer.int(token.into());

@@ -9,8 +9,9 @@ use xxhash_rust::xxh3::xxh3_128;
 use crate::block_hash::BlockHash;
 use crate::cbor::{self, Cbor};
 use crate::contract::{Algorithm, ChainValues, Digest, Serialization};
+use crate::cpu::Cpu;
 use crate::pickle5::{self, Pickle};
-use crate::sha256_chain::digest_after;
+use crate::sha256_chain::digests_after;
 use crate::value::{Serializer, Value};
 
 /// A token id in one of the widths in which callers hold it; a signed one must not be negative.
@@ -36,6 +37,19 @@ macro_rules! tokens {
 }
 tokens!(u8, u16, u32, u64, i8, i16, i32, i64);
 
+/// Up to sixteen tokens as 32 bits each, and the bits that any of them has, which tell whether they fit.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+pub(crate) fn narrow<T: Token>(tokens: &[T]) -> ([u32; 16], u64) {
+    let mut narrow = [0; 16];
+    let mut all = 0;
+    for (to, from) in narrow.iter_mut().zip(tokens) {
+        *to = from.value() as u32;
+        all |= from.value();
+    }
+    (narrow, all)
+}
+
 /// The blocks of a prompt, one after the other, from wherever their tokens are.
 pub trait Blocks {
     /// How the tokens are held.
@@ -56,9 +70,9 @@ impl<T: Token> Blocks for std::slice::ChunksExact<'_, T> {
 /// ones may not fit one frame.
 const PICKLED: std::ops::RangeInclusive<usize> = 4..=4096;
 
-/// Room for everything of a preimage but the tokens: heads, a parent of 34 bytes at most, and the slack of eight-byte
-/// writes.
-const OVERHEAD: usize = 96;
+/// Room for everything of a preimage but the tokens: heads, a parent of 34 bytes at most, padding, and the slack of
+/// writes that are wider than what they write.
+const OVERHEAD: usize = 96 + 72 + 128;
 
 /// Room for a preimage and its padding. It starts at the first cache line of its buffer: many short writes overlap
 /// in it, and one that crosses a line costs the digest's loads dearly.
@@ -79,7 +93,7 @@ impl Preimage {
     /// Room for a plain block of so many tokens.
     #[inline]
     fn plain(&mut self, tokens: usize) -> &mut [u8] {
-        self.room(tokens * pickle5::MAX_INT.max(cbor::MAX_HEAD) + OVERHEAD + 72)
+        self.room(tokens * pickle5::MAX_INT.max(cbor::MAX_HEAD) + OVERHEAD)
     }
 }
 
@@ -255,7 +269,7 @@ trait Form {
     /// the parent and where the tokens stand.
     fn start(out: &mut [u8], parent: usize, span: usize) -> (usize, usize);
     /// Write the tokens and what follows; returns the preimage's length.
-    fn rest<T: Token>(out: &mut [u8], at: usize, tokens: &[T]) -> usize;
+    fn rest<T: Token>(cpu: Cpu, out: &mut [u8], at: usize, tokens: &[T]) -> usize;
 }
 
 struct CborForm;
@@ -270,8 +284,8 @@ impl Form for CborForm {
     }
 
     #[inline]
-    fn rest<T: Token>(out: &mut [u8], at: usize, tokens: &[T]) -> usize {
-        let at = cbor::write_tokens(out, at, tokens);
+    fn rest<T: Token>(cpu: Cpu, out: &mut [u8], at: usize, tokens: &[T]) -> usize {
+        let at = cbor::write_tokens(cpu, out, at, tokens);
         out[at] = cbor::null();
         at + 1
     }
@@ -298,8 +312,8 @@ impl Form for PickleForm {
 
     /// Tokens TUPLE MEMOIZE; NONE TUPLE3 MEMOIZE STOP; and the frame's length.
     #[inline]
-    fn rest<T: Token>(out: &mut [u8], at: usize, tokens: &[T]) -> usize {
-        let at = pickle5::write_tokens(out, at, tokens);
+    fn rest<T: Token>(cpu: Cpu, out: &mut [u8], at: usize, tokens: &[T]) -> usize {
+        let at = pickle5::write_tokens(cpu, out, at, tokens);
         out[at..at + 6].copy_from_slice(b"t\x94N\x87\x94.");
         let end = at + 6;
         out[3..FRAME].copy_from_slice(&((end - FRAME) as u64).to_le_bytes());
@@ -312,7 +326,7 @@ impl Form for PickleForm {
 fn plain<F: Form, T: Token>(out: &mut [u8], parent: &[u8; 16], tokens: &[T]) -> usize {
     let (at, tokens_at) = F::start(out, parent.len(), tokens.len());
     out[at..at + parent.len()].copy_from_slice(parent);
-    F::rest(out, tokens_at, tokens)
+    F::rest(Cpu::detect(), out, tokens_at, tokens)
 }
 
 /// The blocks' digests, each preimage written while the one before it is compressed.
@@ -325,6 +339,7 @@ fn run<F: Form, B: Blocks>(
     sink: &mut impl FnMut(BlockHash),
 ) {
     let Some(tokens) = blocks.next_block() else { return };
+    let cpu = Cpu::detect();
     let [mut now, mut next] = scratch.plain.each_mut().map(|preimage| {
         let out = preimage.plain(span);
         out[..64].fill(0);
@@ -332,15 +347,15 @@ fn run<F: Form, B: Blocks>(
         (out, tokens_at)
     });
     let write = |(out, at): &mut (&mut [u8], usize), tokens: &[B::Token]| {
-        let end = F::rest(out, *at, tokens);
+        let end = F::rest(cpu, out, *at, tokens);
         pad_sha256(out, end)
     };
     let mut filled = write(&mut now, tokens);
     loop {
         let then = blocks.next_block().map(|tokens| write(&mut next, tokens));
         *parent = match F::PARENT {
-            3 => digest_after::<3>(&now.0.as_chunks().0[..filled], parent),
-            _ => digest_after::<13>(&now.0.as_chunks().0[..filled], parent),
+            3 => digests_after::<3, 1>(cpu, [&now.0.as_chunks().0[..filled]], [parent])[0],
+            _ => digests_after::<13, 1>(cpu, [&now.0.as_chunks().0[..filled]], [parent])[0],
         };
         sink(BlockHash::Sha256(*parent));
         let Some(then) = then else { return };

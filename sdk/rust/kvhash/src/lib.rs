@@ -6,13 +6,14 @@
 //!
 //! [`BlockHasher`] is where to start; [`lines`] answers the request lines of the test corpus.
 
-#![deny(unsafe_code)] // but for the module that calls the processor's SHA extensions
+#![deny(unsafe_code)] // but for the module that uses the processor's own instructions
 
 mod block_hash;
 mod cbor;
 pub mod contract;
 #[rustfmt::skip]
 mod contract_table;
+mod cpu;
 mod error;
 mod extra_keys;
 mod function;
@@ -24,6 +25,8 @@ mod request;
 mod sha256_chain;
 mod text;
 mod value;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 pub use block_hash::BlockHash;
 pub use contract::{Algorithm, Contract, Release};
