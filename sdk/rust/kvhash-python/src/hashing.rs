@@ -14,6 +14,7 @@ use pyo3::prelude::*;
 use pyo3::pybacked::{PyBackedBytes, PyBackedStr};
 use pyo3::types::{PyBytes, PyInt, PyList};
 
+use crate::raw::SmallInts;
 use crate::tokens::{Data, Tokens};
 
 /// From so many tokens on the interpreter is let go while they are hashed: some two milliseconds of work. Below, each
@@ -168,6 +169,27 @@ impl Engine {
             hasher: self.0.clone(),
             keyed: keyed.map(Arc::new),
             state: Mutex::new(State { state, following: Vec::new() }),
+        })
+    }
+
+    /// The hashes of a prompt that has nothing but tokens; None for what `take_tokens` must look at.
+    fn hash_tokens<'py>(&self, py: Python<'py>, tokens: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyList>>> {
+        if self.0.lookahead() > 0 || matches!(self.0.none_hash(), BlockHash::Int(_)) {
+            return Ok(None);
+        }
+        guarded(|| {
+            let span = usize::try_from(self.0.span()).unwrap_or(usize::MAX);
+            let Some(mut ints) = SmallInts::of(tokens, span).filter(|ints| ints.blocks() * span < DETACH_FROM) else {
+                return Ok(None);
+            };
+            let mut digests = Vec::with_capacity(ints.blocks());
+            self.0.hash_blocks(&mut ints, |hash| {
+                digests.push(PyBytes::new(py, hash.digest().unwrap_or_default()));
+            });
+            if ints.ended_early {
+                return Ok(None);
+            }
+            PyList::new(py, digests).map(Some)
         })
     }
 

@@ -270,3 +270,82 @@ fn read_int(item: *mut ffi::PyObject, small: Option<usize>) -> Option<u64> {
         Some(value)
     }
 }
+
+/// The blocks of a list or tuple of small ints, read as they are hashed: reading one block takes no time beside the
+/// digest of the one before it.
+pub(crate) struct SmallInts<'a, 'py> {
+    items: &'a Bound<'py, PyAny>,
+    array: Option<*const *mut ffi::PyObject>,
+    is_list: bool,
+    small: usize,
+    place: usize,
+    blocks: usize,
+    block: Vec<u32>,
+    /// Whether an item was no small int, and so the blocks ended too early.
+    pub(crate) ended_early: bool,
+}
+
+impl<'a, 'py> SmallInts<'a, 'py> {
+    /// The blocks of `span` items; `None` for what is neither a list nor a tuple, and where small ints are not known.
+    pub(crate) fn of(items: &'a Bound<'py, PyAny>, span: usize) -> Option<Self> {
+        let small = SMALL_INT.get().copied()?;
+        let (is_list, len) = if let Ok(list) = items.cast_exact::<PyList>() {
+            (true, list.len())
+        } else {
+            (false, items.cast_exact::<PyTuple>().ok()?.len())
+        };
+        let array = if std::env::var_os("KV_ARR").is_some() && is_list { Some(unsafe { items.as_ptr().cast::<*const *mut ffi::PyObject>().add(3).read() }) } else { None };
+        let block = vec![0; if len >= span { span } else { 0 }];
+        Some(Self { items, array, is_list, small, place: 0, blocks: len / span, block, ended_early: false })
+    }
+
+    pub(crate) fn blocks(&self) -> usize {
+        self.blocks
+    }
+}
+
+impl kvhash::Blocks for SmallInts<'_, '_> {
+    type Token = u32;
+
+    #[inline]
+    fn next_block(&mut self) -> Option<&[u32]> {
+        if self.blocks == 0 {
+            return None;
+        }
+        self.blocks -= 1;
+        let small = self.small;
+        let ok = if let Some(array) = self.array {
+            fill(&mut self.block, small, |i| unsafe { array.add(self.place + i).read() })
+        } else if self.is_list {
+            fill(&mut self.block, small, |i| unsafe { ffi::PyList_GetItem(self.items.as_ptr(), (self.place + i) as ffi::Py_ssize_t) })
+        } else {
+            fill(&mut self.block, small, |i| unsafe { ffi::PyTuple_GetItem(self.items.as_ptr(), (self.place + i) as ffi::Py_ssize_t) })
+        };
+        if !ok {
+            self.ended_early = true;
+            return None;
+        }
+        self.place += self.block.len();
+        Some(&self.block)
+    }
+}
+
+#[inline]
+fn fill(block: &mut [u32], small: usize, item: impl Fn(usize) -> *mut ffi::PyObject) -> bool {
+    for (i, to) in block.iter_mut().enumerate() {
+        let item = item(i);
+        // SAFETY:
+        unsafe {
+            if item.is_null() { ffi::PyErr_Clear(); return false; }
+            if ffi::PyLong_CheckExact(item) == 0 {
+                return false;
+            }
+            let (word, digit) = word_and_digit(item);
+            if word != small {
+                return false;
+            }
+            *to = digit;
+        }
+    }
+    true
+}

@@ -11,7 +11,7 @@ use crate::cbor::{self, Cbor};
 use crate::contract::{Algorithm, ChainValues, Digest, Serialization};
 use crate::cpu::Cpu;
 use crate::pickle5::{self, Pickle};
-use crate::sha256_chain::digests_after;
+use crate::sha256_chain::digest_after;
 use crate::value::{Serializer, Value};
 
 /// A token id in one of the widths in which callers hold it; a signed one must not be negative.
@@ -37,17 +37,11 @@ macro_rules! tokens {
 }
 tokens!(u8, u16, u32, u64, i8, i16, i32, i64);
 
-/// Up to sixteen tokens as 32 bits each, and the bits that any of them has, which tell whether they fit.
+/// Sixteen tokens as 32 bits each, and the bits that any of them has, which tell whether they fit.
 #[cfg(target_arch = "x86_64")]
 #[inline]
-pub(crate) fn narrow<T: Token>(tokens: &[T]) -> ([u32; 16], u64) {
-    let mut narrow = [0; 16];
-    let mut all = 0;
-    for (to, from) in narrow.iter_mut().zip(tokens) {
-        *to = from.value() as u32;
-        all |= from.value();
-    }
-    (narrow, all)
+pub(crate) fn narrow<T: Token>(tokens: &[T; 16]) -> ([u32; 16], u64) {
+    (tokens.map(|token| token.value() as u32), tokens.iter().fold(0, |all, token| all | token.value()))
 }
 
 /// The blocks of a prompt, one after the other, from wherever their tokens are.
@@ -329,6 +323,10 @@ fn plain<F: Form, T: Token>(out: &mut [u8], parent: &[u8; 16], tokens: &[T]) -> 
     F::rest(Cpu::detect(), out, tokens_at, tokens)
 }
 
+/// A digest that crosses no cache line: it is read as soon as it is written.
+#[repr(align(32))]
+struct Aligned([u8; 32]);
+
 /// The blocks' digests, each preimage written while the one before it is compressed.
 #[inline]
 fn run<F: Form, B: Blocks>(
@@ -351,17 +349,20 @@ fn run<F: Form, B: Blocks>(
         pad_sha256(out, end)
     };
     let mut filled = write(&mut now, tokens);
+    let mut hash = Aligned(*parent);
     loop {
         let then = blocks.next_block().map(|tokens| write(&mut next, tokens));
-        *parent = match F::PARENT {
-            3 => digests_after::<3, 1>(cpu, [&now.0.as_chunks().0[..filled]], [parent])[0],
-            _ => digests_after::<13, 1>(cpu, [&now.0.as_chunks().0[..filled]], [parent])[0],
-        };
-        sink(BlockHash::Sha256(*parent));
-        let Some(then) = then else { return };
+        let message = &now.0.as_chunks().0[..filled];
+        match F::PARENT {
+            3 => digest_after::<3, 1>(cpu, [message], [&mut hash.0]),
+            _ => digest_after::<13, 1>(cpu, [message], [&mut hash.0]),
+        }
+        sink(BlockHash::Sha256(hash.0));
+        let Some(then) = then else { break };
         filled = then;
         std::mem::swap(&mut now, &mut next);
     }
+    *parent = hash.0;
 }
 
 /// Pad the message that ends at `end` as SHA-256 says; returns how many blocks of 64 bytes it fills.

@@ -4,7 +4,7 @@ use crate::block_hash::BlockHash;
 use crate::contract::{Algorithm, Contract};
 use crate::error::{Code, Error, Result};
 use crate::extra_keys::RequestKeys;
-use crate::function::{HashFunction, Scratch, Token};
+use crate::function::{Blocks, HashFunction, Scratch, Token};
 use crate::value::Value;
 
 /// The largest block size and context-parallel size.
@@ -157,6 +157,15 @@ impl BlockHasher {
         let mut hashes = Vec::with_capacity(self.blocks_in(tokens.len()));
         state.grow(self, None, tokens, |hash| hashes.push(hash));
         hashes
+    }
+
+    /// Hash the blocks of a prompt that has nothing but tokens, from wherever they are, and give each hash to `sink`.
+    ///
+    /// Without look-ahead only: `blocks` gives nothing that follows a block. Every block must have the hasher's span.
+    pub fn hash_blocks<B: Blocks>(&self, blocks: &mut B, mut sink: impl FnMut(BlockHash)) {
+        let span = usize::try_from(self.span).unwrap_or(usize::MAX);
+        let mut hash = self.none_hash;
+        self.function.plain_run(&mut Scratch::default(), &mut hash, span, blocks, &mut sink);
     }
 
     /// The hashes of many prompts, over as many threads as the machine runs at once.

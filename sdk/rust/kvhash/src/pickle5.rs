@@ -23,19 +23,20 @@ const INTS: [(u64, usize); 3] = [(b'K' as u64, 2), (b'M' as u64, 3), (b'J' as u6
 /// position after them.
 #[inline]
 pub(crate) fn write_tokens<T: Token>(cpu: Cpu, out: &mut [u8], mut at: usize, tokens: &[T]) -> usize {
-    for tokens in tokens.chunks(16) {
+    let (parts, rest) = tokens.as_chunks::<16>();
+    for part in parts {
         #[cfg(target_arch = "x86_64")]
         if let Some(wide) = cpu.wide {
-            let (narrow, all) = narrow(tokens);
+            let (narrow, all) = narrow(part);
             if let (Some(out), true) = (out[at..].first_chunk_mut(), all <= 0x7fff_ffff) {
-                at += wide.write_pickle(out, &narrow, tokens.len());
+                at += wide.write_pickle(out, &narrow);
                 continue;
             }
         }
         let _ = cpu;
-        at = write_each(out, at, tokens);
+        at = write_each(out, at, part);
     }
-    at
+    write_each(out, at, rest)
 }
 
 /// Without a branch for what vocabularies hold, as the CBOR writer.
@@ -285,6 +286,25 @@ mod tests {
             writer.finish();
             assert_eq!(one, two);
             assert_eq!(two[two.len() - 1 - end..two.len() - 1], buffer[..end]);
+        }
+    }
+
+    /// Every width in every place of sixteen.
+    #[test]
+    fn sixteen_tokens_are_written_as_each_is() {
+        let widths = [0, 255, 256, 65_535, 65_536, (1 << 31) - 1, 1 << 31];
+        for start in 0..widths.len() {
+            for step in 0..widths.len() {
+                let tokens: [u64; 37] = std::array::from_fn(|i| {
+                    widths[(start + i * step + i / 5) % (widths.len() - usize::from(i % 3 > 0))]
+                });
+                let (mut each, mut all) = ([0; 512], [0; 512]);
+                let end = write_each(&mut each, 0, &tokens);
+                for cpu in [Cpu::detect(), Cpu::none()] {
+                    assert_eq!(write_tokens(cpu, &mut all, 0, &tokens), end);
+                    assert_eq!(all[..end], each[..end]);
+                }
+            }
         }
     }
 }

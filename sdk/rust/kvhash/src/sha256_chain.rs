@@ -5,6 +5,7 @@
 //! therefore written while the one before it is being compressed, with zeros where the parent stands, and the parent
 //! goes from register to register: through memory it would wait until short overlapping stores have left the store
 //! buffer.
+
 use sha2::block_api::compress256;
 
 use crate::cpu::Cpu;
@@ -15,28 +16,31 @@ pub(crate) type Block = [u8; 64];
 pub(crate) const START: [u32; 8] =
     [0x6a09_e667, 0xbb67_ae85, 0x3c6e_f372, 0xa54f_f53a, 0x510e_527f, 0x9b05_688c, 0x1f83_d9ab, 0x5be0_cd19];
 
-/// The digests of independent padded messages, each with its parent at byte `AT`, where the message has 32 zeros.
+/// Replace each parent by the digest of its message: padded, with 32 zeros at byte `AT`, where the parent stands.
 ///
-/// `AT` is 3 or 13, where CBOR and pickle have the parent. Two messages at once are faster than one after the other
-/// where the latency of the processor's instructions is longer than their occupancy.
+/// `AT` is 3 or 13, where CBOR and pickle have the parent. The messages are independent: two at once are faster than
+/// one after the other where the latency of the processor's instructions is longer than their occupancy.
 ///
 /// # Panics
 /// Where a message has no block.
 #[inline]
-pub(crate) fn digests_after<const AT: usize, const N: usize>(
+pub(crate) fn digest_after<const AT: usize, const N: usize>(
     cpu: Cpu,
     messages: [&[Block]; N],
-    parents: [&[u8; 32]; N],
-) -> [[u8; 32]; N] {
+    parents: [&mut [u8; 32]; N],
+) {
     const { assert!(AT == 3 || AT == 13) };
     #[cfg(target_arch = "x86_64")]
     if let Some(sha) = cpu.sha {
-        return sha.digests::<AT, N>(messages, parents);
+        return sha.digest_after::<AT, N>(messages, parents);
     }
     let _ = cpu;
-    std::array::from_fn(|i| portable::<AT>(messages[i], parents[i]))
+    for (message, parent) in messages.into_iter().zip(parents) {
+        *parent = portable::<AT>(message, parent);
+    }
 }
 
+#[inline(never)]
 fn portable<const AT: usize>(blocks: &[Block], parent: &[u8; 32]) -> [u8; 32] {
     let mut first = blocks[0];
     first[AT..AT + 32].copy_from_slice(parent);
@@ -78,12 +82,13 @@ mod tests {
     fn agree<const AT: usize>(cpu: Cpu) {
         let all: Vec<_> = messages::<AT>().collect();
         for (i, (blocks, parent, digest)) in all.iter().enumerate() {
-            assert_eq!(digests_after::<AT, 1>(cpu, [blocks], [parent]), [*digest]);
+            let mut seen = *parent;
+            digest_after::<AT, 1>(cpu, [blocks], [&mut seen]);
+            assert_eq!(seen, *digest);
             let (other, other_parent, other_digest) = &all[(i * 17 + 5) % all.len()];
-            assert_eq!(
-                digests_after::<AT, 2>(cpu, [blocks, other], [parent, other_parent]),
-                [*digest, *other_digest]
-            );
+            let (mut one, mut two) = (*parent, *other_parent);
+            digest_after::<AT, 2>(cpu, [blocks, other], [&mut one, &mut two]);
+            assert_eq!([one, two], [*digest, *other_digest]);
         }
     }
 

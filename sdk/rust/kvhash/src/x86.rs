@@ -38,15 +38,15 @@ impl Sha {
         there.then_some(Self(()))
     }
 
-    /// The digests of `N` independent messages, each as `sha256_chain::digest_after` says.
+    /// As `sha256_chain::digest_after`.
     #[inline]
-    pub(crate) fn digests<const AT: usize, const N: usize>(
+    pub(crate) fn digest_after<const AT: usize, const N: usize>(
         self,
         messages: [&[Block]; N],
-        parents: [&[u8; 32]; N],
-    ) -> [[u8; 32]; N] {
+        parents: [&mut [u8; 32]; N],
+    ) {
         // SAFETY: a value of this type exists only where the extensions were found.
-        unsafe { digests::<AT, N>(messages, parents) }
+        unsafe { digest_after::<AT, N>(messages, parents) }
     }
 }
 
@@ -63,19 +63,19 @@ impl Wide {
         there.then_some(Self(()))
     }
 
-    /// Write the heads of `count` tokens as canonical CBOR has them; returns how many bytes these have. What follows
+    /// Write the heads of sixteen tokens as canonical CBOR has them; returns how many bytes these have. What follows
     /// them in `out` is undefined.
     #[inline]
-    pub(crate) fn write_cbor(self, out: &mut [u8; 2 * ROOM], tokens: &[u32; 16], count: usize) -> usize {
+    pub(crate) fn write_cbor(self, out: &mut [u8; 2 * ROOM], tokens: &[u32; 16]) -> usize {
         // SAFETY: a value of this type exists only where the extensions were found.
-        unsafe { write::<CborHeads>(out, tokens, count) }
+        unsafe { write::<CborHeads>(out, tokens) }
     }
 
-    /// Write `count` tokens below 2^31 as pickle has them; else as `write_cbor`.
+    /// Write sixteen tokens below 2^31 as pickle has them; else as `write_cbor`.
     #[inline]
-    pub(crate) fn write_pickle(self, out: &mut [u8; 2 * ROOM], tokens: &[u32; 16], count: usize) -> usize {
+    pub(crate) fn write_pickle(self, out: &mut [u8; 2 * ROOM], tokens: &[u32; 16]) -> usize {
         // SAFETY: a value of this type exists only where the extensions were found.
-        unsafe { write::<PickleInts>(out, tokens, count) }
+        unsafe { write::<PickleInts>(out, tokens) }
     }
 }
 
@@ -175,12 +175,9 @@ fn first_block<const AT: usize>(bytes: &Block, parent: &[u8; 32]) -> [__m128i; 4
     [_mm_or_si128(a, placed[0]), _mm_or_si128(b, placed[1]), _mm_or_si128(c, placed[2]), d]
 }
 
-/// The digests of independent messages, each as `digest_after` says.
+/// As `sha256_chain::digest_after`.
 #[target_feature(enable = "sha,ssse3,sse4.1")]
-fn digests<const AT: usize, const N: usize>(
-    messages: [&[Block]; N],
-    parents: [&[u8; 32]; N],
-) -> [[u8; 32]; N] {
+fn digest_after<const AT: usize, const N: usize>(messages: [&[Block]; N], parents: [&mut [u8; 32]; N]) {
     let [a, b, c, d, e, f, g, h] = START;
     let start = [words([f, e, b, a]), words([h, g, d, c])];
     let mut state = [start; N];
@@ -196,18 +193,16 @@ fn digests<const AT: usize, const N: usize>(
             [*state] = one;
         }
     }
-    state.map(|[abef, cdgh]| {
+    for ([abef, cdgh], parent) in state.into_iter().zip(parents) {
         let feba = _mm_shuffle_epi32(abef, 0x1b);
         let dchg = _mm_shuffle_epi32(cdgh, 0xb1);
-        let mut digest = [0; 32];
-        let out = digest.as_mut_ptr().cast::<__m128i>();
-        // SAFETY: the digest has 32 bytes, and the stores need no alignment.
+        let out = parent.as_mut_ptr().cast::<__m128i>();
+        // SAFETY: a parent has 32 bytes, and the stores need no alignment.
         unsafe {
             _mm_storeu_si128(out, turned(_mm_blend_epi16(feba, dchg, 0xf0)));
             _mm_storeu_si128(out.add(1), turned(_mm_alignr_epi8(dchg, feba, 8)));
         }
-        digest
-    })
+    }
 }
 
 /// Room for the bytes of eight tokens: they are stored as one vector.
@@ -248,21 +243,17 @@ impl Ints for PickleInts {
 /// Each integer takes eight bytes of a vector: its first byte and its others in their places. The bytes that its
 /// class does not write are then squeezed out of the whole vector.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,avx512vbmi2,popcnt")]
-fn write<I: Ints>(out: &mut [u8; 2 * ROOM], tokens: &[u32; 16], count: usize) -> usize {
+fn write<I: Ints>(out: &mut [u8; 2 * ROOM], tokens: &[u32; 16]) -> usize {
     let (halves, _) = tokens.as_chunks::<8>();
-    let count = count.min(16);
-    let at = eight::<I>(out.first_chunk_mut().unwrap_or_else(|| unreachable!()), &halves[0], count.min(8));
-    if count <= 8 {
-        return at;
-    }
-    // Eight integers of five bytes leave room for another vector.
+    let at = eight::<I>(out.first_chunk_mut().unwrap_or_else(|| unreachable!()), &halves[0]);
+    // Eight integers of at most eight bytes leave room for another vector.
     let Some(rest) = out[at..].first_chunk_mut() else { unreachable!() };
-    at + eight::<I>(rest, &halves[1], count - 8)
+    at + eight::<I>(rest, &halves[1])
 }
 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,avx512vbmi2,popcnt")]
-fn eight<I: Ints>(out: &mut [u8; ROOM], tokens: &[u32; 8], count: usize) -> usize {
+fn eight<I: Ints>(out: &mut [u8; ROOM], tokens: &[u32; 8]) -> usize {
     let [one, two, three, four] = I::CLASSES;
     let vector = |value: u64| _mm512_set1_epi64(value as i64);
     // SAFETY: the eight integers are there, and the load needs no alignment.
@@ -281,7 +272,7 @@ fn eight<I: Ints>(out: &mut [u8; ROOM], tokens: &[u32; 8], count: usize) -> usiz
     let high = u64::from_le_bytes(I::PLACES.map(|place| if place & 0x80 == 0 { place + 8 } else { place }));
     let places = _mm512_broadcast_i32x4(_mm_set_epi64x(high as i64, low as i64));
     let bytes = _mm512_or_si512(_mm512_shuffle_epi8(lanes, places), first);
-    let kept = _mm512_movepi8_mask(written) & (u64::MAX >> (64 - 8 * count.clamp(1, 8)));
+    let kept = _mm512_movepi8_mask(written);
     let squeezed = _mm512_maskz_compress_epi8(kept, bytes);
     // SAFETY: `out` has 64 bytes, and the store needs no alignment.
     unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), squeezed) };
