@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use pyo3::pybacked::{PyBackedBytes, PyBackedStr};
 use pyo3::types::{PyBytes, PyInt, PyList};
 
-use crate::raw::SmallInts;
+use crate::raw::{sequence_len, DigestList, SmallInts};
 use crate::tokens::{Data, Tokens};
 
 /// From so many tokens on the interpreter is let go while they are hashed: some two milliseconds of work. Below, each
@@ -173,23 +173,40 @@ impl Engine {
     }
 
     /// The hashes of a prompt that has nothing but tokens; None for what `take_tokens` must look at.
-    fn hash_tokens<'py>(&self, py: Python<'py>, tokens: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyList>>> {
+    fn hash_tokens<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: &Bound<'py, PyAny>,
+    ) -> PyResult<Option<Bound<'py, PyList>>> {
         if self.0.lookahead() > 0 || matches!(self.0.none_hash(), BlockHash::Int(_)) {
             return Ok(None);
         }
         guarded(|| {
             let span = usize::try_from(self.0.span()).unwrap_or(usize::MAX);
-            let Some(mut ints) = SmallInts::of(tokens, span).filter(|ints| ints.blocks() * span < DETACH_FROM) else {
-                return Ok(None);
-            };
-            let mut digests = Vec::with_capacity(ints.blocks());
-            self.0.hash_blocks(&mut ints, |hash| {
-                digests.push(PyBytes::new(py, hash.digest().unwrap_or_default()));
-            });
-            if ints.ended_early {
-                return Ok(None);
+            if let Some(len) = sequence_len(tokens).filter(|len| *len < DETACH_FROM) {
+                // The list comes first: making one may run finalizers, and no Python code may run behind `ints`.
+                let mut digests = DigestList::new(py, len / span)?;
+                if let Some(mut ints) = SmallInts::of(tokens, span) {
+                    self.0.hash_blocks(&mut ints, |hash| digests.push(hash.digest().unwrap_or_default()));
+                    let whole = if ints.ended_early { None } else { digests.finish() };
+                    if whole.is_some() {
+                        return Ok(whole);
+                    }
+                }
             }
-            PyList::new(py, digests).map(Some)
+            let Some(data) = Data::take(tokens) else { return Ok(None) };
+            if data.len() < DETACH_FROM {
+                let mut digests = DigestList::new(py, data.len() / span)?;
+                data.grow(&mut ChainState::new(self.0.none_hash()), &self.0, None, |hash| {
+                    digests.push(hash.digest().unwrap_or_default());
+                });
+                return Ok(digests.finish());
+            }
+            let mut hashes = Vec::with_capacity(data.len() / span);
+            py.detach(|| {
+                data.grow(&mut ChainState::new(self.0.none_hash()), &self.0, None, |hash| hashes.push(hash));
+            });
+            to_list(py, &hashes).map(Some)
         })
     }
 
@@ -263,11 +280,11 @@ impl Chain {
     fn append<'py>(&self, py: Python<'py>, tokens: &Tokens) -> PyResult<Bound<'py, PyList>> {
         guarded(|| match self.state.try_lock() {
             Ok(mut state) if tokens.0.len() < DETACH_FROM && !self.ints() => {
-                let mut digests = Vec::with_capacity(tokens.0.len() / self.hasher.span() as usize + 1);
-                self.run(&mut state, &tokens.0, |hash| {
-                    digests.push(PyBytes::new(py, hash.digest().unwrap_or_default()));
-                });
-                PyList::new(py, digests)
+                let waiting = (state.state.pending() + tokens.0.len()) as u64;
+                let blocks = waiting.saturating_sub(self.hasher.lookahead()) / self.hasher.span();
+                let mut digests = DigestList::new(py, usize::try_from(blocks).unwrap_or(0))?;
+                self.run(&mut state, &tokens.0, |hash| digests.push(hash.digest().unwrap_or_default()));
+                digests.finish().ok_or_else(|| PyRuntimeError::new_err("internal error in kvhash._native"))
             }
             held => {
                 drop(held);

@@ -11,6 +11,7 @@ use pyo3::prelude::*;
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     raw::probe(module.py());
+    raw::probe_lists(module.py());
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<hashing::Engine>()?;
     module.add_class::<hashing::Chain>()?;

@@ -271,57 +271,155 @@ fn read_int(item: *mut ffi::PyObject, small: Option<usize>) -> Option<u64> {
     }
 }
 
-/// The blocks of a list or tuple of small ints, read as they are hashed: reading one block takes no time beside the
+/// Whether a list keeps its items' addresses side by side, at the address that stands behind its length.
+///
+/// As with ints, this is not part of the stable ABI, so it is used only where a probe found it, and each list is asked
+/// for its first and last item through the C API before it is believed.
+static FLAT_LISTS: OnceLock<()> = OnceLock::new();
+
+/// What stands behind a list's header: its length, the address of its items, and how many have room there.
+///
+/// # Safety
+/// `list` is a live exact list, of at least five words.
+#[inline]
+unsafe fn list_words(list: *mut ffi::PyObject) -> [usize; 3] {
+    // SAFETY: as told above.
+    unsafe { list.cast::<usize>().add(2).cast::<[usize; 3]>().read() }
+}
+
+/// Find out how lists look; called once, when the module is imported.
+pub(crate) fn probe_lists(py: Python<'_>) {
+    let words =
+        |kind: Bound<'_, PyAny>| kind.getattr("__basicsize__").and_then(|size| size.extract::<usize>());
+    let enough = words(py.get_type::<PyList>().into_any()).is_ok_and(|size| size >= 40);
+    if std::mem::size_of::<usize>() != 8 || !enough {
+        return;
+    }
+    let alike = [1, 2, 5, 100, 4097].iter().all(|len| {
+        let Ok(list) = PyList::new(py, 1000..1000 + *len) else { return false };
+        let grown = (0..*len as usize / 2).all(|i| list.append(i).is_ok());
+        // SAFETY: the list is alive and has five words.
+        let [seen, items, room] = unsafe { list_words(list.as_ptr()) };
+        let plausible = seen == list.len()
+            && (seen..2 * seen + 64).contains(&room)
+            && items != 0
+            && items.is_multiple_of(std::mem::align_of::<usize>());
+        grown && plausible && flat_items(&list, items as *const *mut ffi::PyObject, list.len())
+    });
+    if alike {
+        let _ = FLAT_LISTS.set(());
+    }
+}
+
+/// Whether the addresses at `items` are those of the list's first, middle and last item.
+fn flat_items(list: &Bound<'_, PyList>, items: *const *mut ffi::PyObject, len: usize) -> bool {
+    [0, len / 2, len - 1].iter().all(|i| {
+        // SAFETY: the place is within the list's length.
+        unsafe { items.add(*i).read() == ffi::PyList_GetItem(list.as_ptr(), *i as ffi::Py_ssize_t) }
+    })
+}
+
+/// The length of a list or tuple; `None` for anything else, subclasses too.
+pub(crate) fn sequence_len(object: &Bound<'_, PyAny>) -> Option<usize> {
+    let list = object.cast_exact::<PyList>().map(|list| list.len());
+    list.or_else(|_| object.cast_exact::<PyTuple>().map(|tuple| tuple.len())).ok()
+}
+
+/// Where the items of a list or tuple are found.
+#[derive(Clone, Copy)]
+enum Items {
+    Flat(*const *mut ffi::PyObject),
+    List(*mut ffi::PyObject),
+    Tuple(*mut ffi::PyObject),
+}
+
+/// The blocks of a list or tuple of small ints, read as they are hashed: reading a block takes little time beside the
 /// digest of the one before it.
-pub(crate) struct SmallInts<'a, 'py> {
-    items: &'a Bound<'py, PyAny>,
-    array: Option<*const *mut ffi::PyObject>,
-    is_list: bool,
+///
+/// No Python code may run between two blocks, so that the object cannot change under them.
+pub(crate) struct SmallInts<'py> {
+    items: Items,
     small: usize,
-    place: usize,
+    /// How many blocks are still to come.
     blocks: usize,
+    place: usize,
     block: Vec<u32>,
-    /// Whether an item was no small int, and so the blocks ended too early.
+    /// Whether an item was no small int, so that the blocks ended too early.
     pub(crate) ended_early: bool,
+    alive: std::marker::PhantomData<&'py ()>,
 }
 
-impl<'a, 'py> SmallInts<'a, 'py> {
+impl<'py> SmallInts<'py> {
     /// The blocks of `span` items; `None` for what is neither a list nor a tuple, and where small ints are not known.
-    pub(crate) fn of(items: &'a Bound<'py, PyAny>, span: usize) -> Option<Self> {
+    pub(crate) fn of(object: &'py Bound<'_, PyAny>, span: usize) -> Option<Self> {
         let small = SMALL_INT.get().copied()?;
-        let (is_list, len) = if let Ok(list) = items.cast_exact::<PyList>() {
-            (true, list.len())
+        let (items, len) = if let Ok(list) = object.cast_exact::<PyList>() {
+            let len = list.len();
+            let flat = (FLAT_LISTS.get().is_some() && len > 0).then(|| {
+                // SAFETY: the list is alive, and lists have five words where the probe looked.
+                let [_, items, _] = unsafe { list_words(list.as_ptr()) };
+                items as *const *mut ffi::PyObject
+            });
+            match flat.filter(|items| flat_items(list, *items, len)) {
+                Some(items) => (Items::Flat(items), len),
+                None => (Items::List(list.as_ptr()), len),
+            }
         } else {
-            (false, items.cast_exact::<PyTuple>().ok()?.len())
+            let tuple = object.cast_exact::<PyTuple>().ok()?;
+            (Items::Tuple(tuple.as_ptr()), tuple.len())
         };
-        let array = if std::env::var_os("KV_ARR").is_some() && is_list { Some(unsafe { items.as_ptr().cast::<*const *mut ffi::PyObject>().add(3).read() }) } else { None };
         let block = vec![0; if len >= span { span } else { 0 }];
-        Some(Self { items, array, is_list, small, place: 0, blocks: len / span, block, ended_early: false })
+        let blocks = len / span;
+        Some(Self {
+            items,
+            small,
+            blocks,
+            place: 0,
+            block,
+            ended_early: false,
+            alive: std::marker::PhantomData,
+        })
     }
 
-    pub(crate) fn blocks(&self) -> usize {
-        self.blocks
+    #[inline]
+    fn fill(&mut self, item: impl Fn(usize) -> *mut ffi::PyObject) -> bool {
+        for (i, to) in self.block.iter_mut().enumerate() {
+            let item = item(self.place + i);
+            // SAFETY: the item is a live borrowed reference, or null with an exception set.
+            unsafe {
+                if item.is_null() {
+                    ffi::PyErr_Clear();
+                    return false;
+                }
+                if ffi::PyLong_CheckExact(item) == 0 {
+                    return false;
+                }
+                let (word, digit) = word_and_digit(item);
+                if word != self.small {
+                    return false;
+                }
+                *to = digit;
+            }
+        }
+        true
     }
 }
 
-impl kvhash::Blocks for SmallInts<'_, '_> {
+impl kvhash::Blocks for SmallInts<'_> {
     type Token = u32;
 
     #[inline]
     fn next_block(&mut self) -> Option<&[u32]> {
-        if self.blocks == 0 {
-            return None;
-        }
-        self.blocks -= 1;
-        let small = self.small;
-        let ok = if let Some(array) = self.array {
-            fill(&mut self.block, small, |i| unsafe { array.add(self.place + i).read() })
-        } else if self.is_list {
-            fill(&mut self.block, small, |i| unsafe { ffi::PyList_GetItem(self.items.as_ptr(), (self.place + i) as ffi::Py_ssize_t) })
-        } else {
-            fill(&mut self.block, small, |i| unsafe { ffi::PyTuple_GetItem(self.items.as_ptr(), (self.place + i) as ffi::Py_ssize_t) })
+        self.blocks = self.blocks.checked_sub(1)?;
+        // SAFETY: the object lives as long as `self`, is of the kind named, and the places are within its length.
+        let all_small = match self.items {
+            Items::Flat(items) => self.fill(|i| unsafe { items.add(i).read() }),
+            Items::List(list) => self.fill(|i| unsafe { ffi::PyList_GetItem(list, i as ffi::Py_ssize_t) }),
+            Items::Tuple(tuple) => {
+                self.fill(|i| unsafe { ffi::PyTuple_GetItem(tuple, i as ffi::Py_ssize_t) })
+            }
         };
-        if !ok {
+        if !all_small {
             self.ended_early = true;
             return None;
         }
@@ -330,22 +428,37 @@ impl kvhash::Blocks for SmallInts<'_, '_> {
     }
 }
 
-#[inline]
-fn fill(block: &mut [u32], small: usize, item: impl Fn(usize) -> *mut ffi::PyObject) -> bool {
-    for (i, to) in block.iter_mut().enumerate() {
-        let item = item(i);
-        // SAFETY:
-        unsafe {
-            if item.is_null() { ffi::PyErr_Clear(); return false; }
-            if ffi::PyLong_CheckExact(item) == 0 {
-                return false;
-            }
-            let (word, digit) = word_and_digit(item);
-            if word != small {
-                return false;
-            }
-            *to = digit;
+/// A list of digests that is filled one by one, each made while the next one is computed.
+pub(crate) struct DigestList<'py> {
+    list: Bound<'py, PyAny>,
+    room: usize,
+    filled: usize,
+}
+
+impl<'py> DigestList<'py> {
+    /// A list of so many digests to come.
+    pub(crate) fn new(py: Python<'py>, room: usize) -> PyResult<Self> {
+        let len = ffi::Py_ssize_t::try_from(room).unwrap_or(ffi::Py_ssize_t::MAX);
+        // SAFETY: attached; a new reference, or null with an exception set.
+        let list = unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyList_New(len))? };
+        Ok(Self { list, room, filled: 0 })
+    }
+
+    /// Add a digest; those that have no room are left out.
+    #[inline]
+    pub(crate) fn push(&mut self, digest: &[u8]) {
+        if self.filled < self.room {
+            let bytes = pyo3::types::PyBytes::new(self.list.py(), digest);
+            // SAFETY: the place is free and within the list's length; the reference is given away.
+            unsafe {
+                ffi::PyList_SetItem(self.list.as_ptr(), self.filled as ffi::Py_ssize_t, bytes.into_ptr())
+            };
+            self.filled += 1;
         }
     }
-    true
+
+    /// The list; `None` where it is not full.
+    pub(crate) fn finish(self) -> Option<Bound<'py, PyList>> {
+        (self.filled == self.room).then(|| self.list.cast_into().ok()).flatten()
+    }
 }

@@ -1,8 +1,6 @@
 //! Canonical CBOR (RFC 8949 section 4.2.1), the shapes that a preimage needs.
 
 use crate::cpu::Cpu;
-#[cfg(target_arch = "x86_64")]
-use crate::function::narrow;
 use crate::value::{Serializer, Tag};
 use crate::Token;
 
@@ -48,9 +46,17 @@ pub(crate) fn write_tokens<T: Token>(cpu: Cpu, out: &mut [u8], mut at: usize, to
     for part in parts {
         #[cfg(target_arch = "x86_64")]
         if let Some(wide) = cpu.wide {
-            let (narrow, all) = narrow(part);
-            if let (Some(out), true) = (out[at..].first_chunk_mut(), all <= 0xffff_ffff) {
-                at += wide.write_cbor(out, &narrow);
+            let copied;
+            let (narrow, fit) = match T::narrow(part) {
+                Some(narrow) => (narrow, true),
+                None => {
+                    copied = part.map(|token| token.value() as u32);
+                    let all = part.iter().fold(0, |all, token| all | token.value());
+                    (&copied, all <= u32::MAX.into())
+                }
+            };
+            if let (Some(out), true) = (out[at..].first_chunk_mut(), fit) {
+                at += wide.write_cbor(out, narrow);
                 continue;
             }
         }

@@ -20,10 +20,16 @@ pub trait Token: Copy + Send + Sync {
     fn value(self) -> u64;
     /// Whether it is negative.
     fn is_negative(self) -> bool;
+    /// Sixteen tokens as 32 bits each, where they are held so.
+    #[inline]
+    fn narrow(_tokens: &[Self; 16]) -> Option<&[u32; 16]> {
+        None
+    }
 }
 
 macro_rules! tokens {
-    ($($type:ty),*) => { $(impl Token for $type {
+    ($($type:ty $(: $narrow:item)?),*) => { $(impl Token for $type {
+        $(#[inline] $narrow)?
         #[inline]
         fn value(self) -> u64 {
             self as u64
@@ -35,14 +41,7 @@ macro_rules! tokens {
         }
     })* };
 }
-tokens!(u8, u16, u32, u64, i8, i16, i32, i64);
-
-/// Sixteen tokens as 32 bits each, and the bits that any of them has, which tell whether they fit.
-#[cfg(target_arch = "x86_64")]
-#[inline]
-pub(crate) fn narrow<T: Token>(tokens: &[T; 16]) -> ([u32; 16], u64) {
-    (tokens.map(|token| token.value() as u32), tokens.iter().fold(0, |all, token| all | token.value()))
-}
+tokens!(u8, u16, u32: fn narrow(tokens: &[u32; 16]) -> Option<&[u32; 16]> { Some(tokens) }, u64, i8, i16, i32, i64);
 
 /// The blocks of a prompt, one after the other, from wherever their tokens are.
 pub trait Blocks {

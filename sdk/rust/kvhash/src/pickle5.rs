@@ -3,8 +3,6 @@
 //! The rules of memo, frames and large payloads are told in the Python SDK's `serialize/pickle5.py`.
 
 use crate::cpu::Cpu;
-#[cfg(target_arch = "x86_64")]
-use crate::function::narrow;
 use crate::value::{Serializer, Tag};
 use crate::Token;
 
@@ -27,9 +25,17 @@ pub(crate) fn write_tokens<T: Token>(cpu: Cpu, out: &mut [u8], mut at: usize, to
     for part in parts {
         #[cfg(target_arch = "x86_64")]
         if let Some(wide) = cpu.wide {
-            let (narrow, all) = narrow(part);
-            if let (Some(out), true) = (out[at..].first_chunk_mut(), all <= 0x7fff_ffff) {
-                at += wide.write_pickle(out, &narrow);
+            let copied;
+            let (narrow, fit) = match T::narrow(part) {
+                Some(narrow) => (narrow, narrow.iter().all(|token| *token <= 0x7fff_ffff)),
+                None => {
+                    copied = part.map(|token| token.value() as u32);
+                    let all = part.iter().fold(0, |all, token| all | token.value());
+                    (&copied, all <= 0x7fff_ffff)
+                }
+            };
+            if let (Some(out), true) = (out[at..].first_chunk_mut(), fit) {
+                at += wide.write_pickle(out, narrow);
                 continue;
             }
         }
