@@ -213,14 +213,13 @@ pub(crate) enum Ids {
 
 /// Read a list or tuple (not a subclass) of plain ints from 0 to 2^64 - 1; `None` for anything else.
 pub(crate) fn read_sequence(object: &Bound<'_, PyAny>) -> Option<Ids> {
-    // SAFETY (of both calls): the object is of that type, and an item is borrowed and used at once. No Python code
-    // runs between, so the object cannot change under us.
-    if let Ok(list) = object.cast_exact::<PyList>() {
-        read(list.len(), |i| unsafe { ffi::PyList_GetItem(list.as_ptr(), i as ffi::Py_ssize_t) })
-    } else if let Ok(tuple) = object.cast_exact::<PyTuple>() {
-        read(tuple.len(), |i| unsafe { ffi::PyTuple_GetItem(tuple.as_ptr(), i as ffi::Py_ssize_t) })
-    } else {
-        None
+    let (items, len) = Items::of(object)?;
+    // SAFETY (of all): the object is of that type and the place within its length, and an item is borrowed and used
+    // at once. No Python code runs between, so the object cannot change under us.
+    match items {
+        Items::Flat(items) => read(len, |i| unsafe { items.add(i).read() }),
+        Items::List(list) => read(len, |i| unsafe { ffi::PyList_GetItem(list, i as ffi::Py_ssize_t) }),
+        Items::Tuple(tuple) => read(len, |i| unsafe { ffi::PyTuple_GetItem(tuple, i as ffi::Py_ssize_t) }),
     }
 }
 
@@ -339,46 +338,65 @@ enum Items {
 /// No Python code may run between two blocks, so that the object cannot change under them.
 pub(crate) struct SmallInts<'py> {
     items: Items,
+    len: usize,
     small: usize,
     /// How many blocks are still to come.
     blocks: usize,
     place: usize,
     block: Vec<u32>,
-    /// Whether an item was no small int, so that the blocks ended too early.
-    pub(crate) ended_early: bool,
     alive: std::marker::PhantomData<&'py ()>,
+}
+
+impl Items {
+    /// The items of a list or tuple and how many there are; `None` for anything else, subclasses too.
+    fn of(object: &Bound<'_, PyAny>) -> Option<(Self, usize)> {
+        let Ok(list) = object.cast_exact::<PyList>() else {
+            let tuple = object.cast_exact::<PyTuple>().ok()?;
+            return Some((Self::Tuple(tuple.as_ptr()), tuple.len()));
+        };
+        let len = list.len();
+        if FLAT_LISTS.get().is_some() && len > 0 {
+            // SAFETY: the list is alive, and lists have five words where the probe looked.
+            let [_, items, _] = unsafe { list_words(list.as_ptr()) };
+            let items = items as *const *mut ffi::PyObject;
+            if flat_items(list, items, len) {
+                return Some((Self::Flat(items), len));
+            }
+        }
+        Some((Self::List(list.as_ptr()), len))
+    }
 }
 
 impl<'py> SmallInts<'py> {
     /// The blocks of `span` items; `None` for what is neither a list nor a tuple, and where small ints are not known.
     pub(crate) fn of(object: &'py Bound<'_, PyAny>, span: usize) -> Option<Self> {
         let small = SMALL_INT.get().copied()?;
-        let (items, len) = if let Ok(list) = object.cast_exact::<PyList>() {
-            let len = list.len();
-            let flat = (FLAT_LISTS.get().is_some() && len > 0).then(|| {
-                // SAFETY: the list is alive, and lists have five words where the probe looked.
-                let [_, items, _] = unsafe { list_words(list.as_ptr()) };
-                items as *const *mut ffi::PyObject
-            });
-            match flat.filter(|items| flat_items(list, *items, len)) {
-                Some(items) => (Items::Flat(items), len),
-                None => (Items::List(list.as_ptr()), len),
-            }
-        } else {
-            let tuple = object.cast_exact::<PyTuple>().ok()?;
-            (Items::Tuple(tuple.as_ptr()), tuple.len())
-        };
+        let (items, len) = Items::of(object)?;
         let block = vec![0; if len >= span { span } else { 0 }];
-        let blocks = len / span;
-        Some(Self {
-            items,
-            small,
-            blocks,
-            place: 0,
-            block,
-            ended_early: false,
-            alive: std::marker::PhantomData,
-        })
+        Some(Self { items, len, small, blocks: len / span, place: 0, block, alive: std::marker::PhantomData })
+    }
+
+    /// Read the next items into the block; whether all are small ints.
+    #[inline]
+    fn read_block(&mut self) -> bool {
+        // SAFETY (of all): the object lives as long as `self`, is of the kind named, and the places are within its
+        // length.
+        match self.items {
+            Items::Flat(items) => self.fill(|i| unsafe { items.add(i).read() }),
+            Items::List(list) => self.fill(|i| unsafe { ffi::PyList_GetItem(list, i as ffi::Py_ssize_t) }),
+            Items::Tuple(tuple) => {
+                self.fill(|i| unsafe { ffi::PyTuple_GetItem(tuple, i as ffi::Py_ssize_t) })
+            }
+        }
+    }
+
+    /// Whether every block was read and what follows them is small ints too.
+    pub(crate) fn all_were_small(mut self) -> bool {
+        if self.blocks > 0 {
+            return false;
+        }
+        self.block.resize(self.len - self.place, 0); // Less than a block.
+        self.read_block()
     }
 
     #[inline]
@@ -410,19 +428,10 @@ impl kvhash::Blocks for SmallInts<'_> {
 
     #[inline]
     fn next_block(&mut self) -> Option<&[u32]> {
-        self.blocks = self.blocks.checked_sub(1)?;
-        // SAFETY: the object lives as long as `self`, is of the kind named, and the places are within its length.
-        let all_small = match self.items {
-            Items::Flat(items) => self.fill(|i| unsafe { items.add(i).read() }),
-            Items::List(list) => self.fill(|i| unsafe { ffi::PyList_GetItem(list, i as ffi::Py_ssize_t) }),
-            Items::Tuple(tuple) => {
-                self.fill(|i| unsafe { ffi::PyTuple_GetItem(tuple, i as ffi::Py_ssize_t) })
-            }
-        };
-        if !all_small {
-            self.ended_early = true;
+        if self.blocks == 0 || !self.read_block() {
             return None;
         }
+        self.blocks -= 1;
         self.place += self.block.len();
         Some(&self.block)
     }
