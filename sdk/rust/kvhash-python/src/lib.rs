@@ -1,8 +1,10 @@
 //! The module `kvhash._native`: the `kvhash` crate for the Python package, which falls back to its own code without it.
 #![deny(unsafe_code)]
 
+mod buffer;
+mod dlpack;
 mod hashing;
-mod raw;
+mod sequence;
 mod tokens;
 
 use pyo3::prelude::*;
@@ -10,8 +12,8 @@ use pyo3::prelude::*;
 /// The native core of kvhash; `kvhash` uses it where it is built.
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    raw::probe(module.py());
-    raw::probe_lists(module.py());
+    sequence::probe(module.py());
+    sequence::probe_lists(module.py());
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<hashing::Engine>()?;
     module.add_class::<hashing::Chain>()?;

@@ -32,7 +32,7 @@ pub use block_hash::BlockHash;
 pub use contract::{Algorithm, Contract, Release};
 pub use error::{Code, Error, Result};
 pub use extra_keys::{Lora, MultimodalItem, PromptEmbeds, RequestKeys};
-pub use function::{sha256, Blocks, HashFunction, Token};
+pub use function::{sha256, sha256_floor, Blocks, HashFunction, Token};
 pub use hasher::{none_hash, BlockHasher, Chain, ChainState, Keyed, Settings, MAX_BLOCK_SIZE, MAX_LOOKAHEAD};
 pub use request::Request;
 pub use value::{Tag, Value};
