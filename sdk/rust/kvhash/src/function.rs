@@ -119,7 +119,7 @@ pub fn sha256_floor(lengths: &[usize]) -> [u8; 32] {
     let mut hash = Aligned([0; 32]);
     for length in lengths {
         let blocks = (length.max(&35) + 9).div_ceil(64);
-        digest_after::<3, 1>(cpu, [std::hint::black_box(&out.as_chunks().0[..blocks])], [&mut hash.0]);
+        digest_after::<3>(cpu, std::hint::black_box(&out.as_chunks().0[..blocks]), &mut hash.0);
     }
     hash.0
 }
@@ -372,8 +372,8 @@ fn run<F: Form, B: Blocks>(
         let then = blocks.next_block().map(|tokens| write(&mut next, tokens));
         let message = &now.0.as_chunks().0[..filled];
         match F::PARENT {
-            3 => digest_after::<3, 1>(cpu, [message], [&mut hash.0]),
-            _ => digest_after::<13, 1>(cpu, [message], [&mut hash.0]),
+            3 => digest_after::<3>(cpu, message, &mut hash.0),
+            _ => digest_after::<13>(cpu, message, &mut hash.0),
         }
         sink(BlockHash::Sha256(hash.0));
         let Some(then) = then else { break };

@@ -343,28 +343,23 @@ impl ChainState {
         let span = hasher.span as usize; // A block of this size fits in memory: it is full.
         let lookahead = hasher.lookahead as usize;
         let function = hasher.function;
-        let mut plain_from = 0;
-        for i in 0..=blocks {
-            // Blocks without keys, most of all blocks, are hashed as a run.
-            let keys = match keyed {
-                Some(keyed) if i < blocks => {
-                    let following = &tokens[(i + 1) * span..(i + 1) * span + lookahead];
-                    keyed.slot(hasher, self.blocks + i as u64, following)
-                }
-                _ => None,
-            };
-            if keys.is_none() && i < blocks && keyed.is_some() {
-                continue;
-            }
-            let end = if keys.is_some() { i } else { blocks };
-            let mut plain = tokens[plain_from * span..end * span].chunks_exact(span);
-            function.plain_run(&mut self.scratch, &mut self.parent, span, &mut plain, sink);
-            let Some(keys) = keys else { break };
-            let block = &tokens[i * span..(i + 1) * span];
-            self.parent = function.keyed_block(&mut self.scratch, &self.parent, block, Some(&keys));
-            sink(self.parent);
-            plain_from = i + 1;
+        let scratch = &mut self.scratch;
+        let mut parent = self.parent;
+        // Blocks without keys, most of all blocks, are hashed as runs.
+        let mut run_from = 0;
+        for i in 0..blocks {
+            let following = &tokens[(i + 1) * span..(i + 1) * span + lookahead];
+            let keys = keyed.and_then(|keyed| keyed.slot(hasher, self.blocks + i as u64, following));
+            let Some(keys) = keys else { continue };
+            let mut run = tokens[run_from * span..i * span].chunks_exact(span);
+            function.plain_run(scratch, &mut parent, span, &mut run, sink);
+            parent = function.keyed_block(scratch, &parent, &tokens[i * span..(i + 1) * span], Some(&keys));
+            sink(parent);
+            run_from = i + 1;
         }
+        let mut run = tokens[run_from * span..blocks * span].chunks_exact(span);
+        function.plain_run(scratch, &mut parent, span, &mut run, sink);
+        self.parent = parent;
         self.blocks += blocks as u64;
         blocks * span
     }

@@ -16,28 +16,21 @@ pub(crate) type Block = [u8; 64];
 pub(crate) const START: [u32; 8] =
     [0x6a09_e667, 0xbb67_ae85, 0x3c6e_f372, 0xa54f_f53a, 0x510e_527f, 0x9b05_688c, 0x1f83_d9ab, 0x5be0_cd19];
 
-/// Replace each parent by the digest of its message: padded, with 32 zeros at byte `AT`, where the parent stands.
+/// Replace the parent by the digest of its message: padded, with 32 zeros at byte `AT`, where the parent stands.
 ///
-/// `AT` is 3 or 13, where CBOR and pickle have the parent. The messages are independent: two at once are faster than
-/// one after the other where the latency of the processor's instructions is longer than their occupancy.
+/// `AT` is 3 or 13, where CBOR and pickle have the parent.
 ///
 /// # Panics
-/// Where a message has no block.
+/// Where the message has no block.
 #[inline]
-pub(crate) fn digest_after<const AT: usize, const N: usize>(
-    cpu: Cpu,
-    messages: [&[Block]; N],
-    parents: [&mut [u8; 32]; N],
-) {
+pub(crate) fn digest_after<const AT: usize>(cpu: Cpu, message: &[Block], parent: &mut [u8; 32]) {
     const { assert!(AT == 3 || AT == 13) };
     #[cfg(target_arch = "x86_64")]
     if let Some(sha) = cpu.sha {
-        return sha.digest_after::<AT, N>(messages, parents);
+        return sha.digest_after::<AT>(message, parent);
     }
     let _ = cpu;
-    for (message, parent) in messages.into_iter().zip(parents) {
-        *parent = portable::<AT>(message, parent);
-    }
+    *parent = portable::<AT>(message, parent);
 }
 
 #[inline(never)]
@@ -80,19 +73,14 @@ mod tests {
     }
 
     fn agree<const AT: usize>(cpu: Cpu) {
-        let all: Vec<_> = messages::<AT>().collect();
-        for (i, (blocks, parent, digest)) in all.iter().enumerate() {
-            let mut seen = *parent;
-            digest_after::<AT, 1>(cpu, [blocks], [&mut seen]);
-            assert_eq!(seen, *digest);
-            let (other, other_parent, other_digest) = &all[(i * 17 + 5) % all.len()];
-            let (mut one, mut two) = (*parent, *other_parent);
-            digest_after::<AT, 2>(cpu, [blocks, other], [&mut one, &mut two]);
-            assert_eq!([one, two], [*digest, *other_digest]);
+        for (blocks, parent, digest) in messages::<AT>() {
+            let mut seen = parent;
+            digest_after::<AT>(cpu, &blocks, &mut seen);
+            assert_eq!(seen, digest);
         }
     }
 
-    /// Every length of a message, alone and beside another of any length, with and without the extensions.
+    /// Every length of a message, with and without the extensions.
     #[test]
     fn the_digest_with_the_parent_put_in_is_the_digest() {
         for cpu in [Cpu::detect(), Cpu::none()] {

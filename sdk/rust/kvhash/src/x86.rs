@@ -40,13 +40,9 @@ impl Sha {
 
     /// As `sha256_chain::digest_after`.
     #[inline]
-    pub(crate) fn digest_after<const AT: usize, const N: usize>(
-        self,
-        messages: [&[Block]; N],
-        parents: [&mut [u8; 32]; N],
-    ) {
+    pub(crate) fn digest_after<const AT: usize>(self, message: &[Block], parent: &mut [u8; 32]) {
         // SAFETY: a value of this type exists only where the extensions were found.
-        unsafe { digest_after::<AT, N>(messages, parents) }
+        unsafe { digest_after::<AT>(message, parent) }
     }
 }
 
@@ -79,7 +75,7 @@ impl Wide {
     }
 }
 
-/// A lane: the state as the instructions want it, words A B E F and C D G H.
+/// The state as the instructions want it: words A B E F and C D G H.
 type State = [__m128i; 2];
 
 #[inline]
@@ -103,53 +99,40 @@ fn load(bytes: &[u8; 16]) -> __m128i {
     unsafe { _mm_loadu_si128(bytes.as_ptr().cast()) }
 }
 
-/// Four rounds in every lane, from round `4 * r` on; `i` says which words of the message they take.
+/// Four rounds, from round `4 * r` on, with their words of the message.
 #[inline]
 #[target_feature(enable = "sha,ssse3,sse4.1")]
-fn rounds<const N: usize>(r: usize, state: &mut [State; N], w: &[[__m128i; 4]; N], i: usize) {
-    let k = words([K[4 * r], K[4 * r + 1], K[4 * r + 2], K[4 * r + 3]]);
-    let mut sums = [k; N];
-    for lane in 0..N {
-        let [abef, cdgh] = &mut state[lane];
-        sums[lane] = _mm_add_epi32(w[lane][i], k);
-        *cdgh = _mm_sha256rnds2_epu32(*cdgh, *abef, sums[lane]);
-    }
-    for lane in 0..N {
-        let [abef, cdgh] = &mut state[lane];
-        *abef = _mm_sha256rnds2_epu32(*abef, *cdgh, _mm_shuffle_epi32(sums[lane], 0x0e));
-    }
+fn rounds(r: usize, [abef, cdgh]: &mut State, w: __m128i) {
+    let sum = _mm_add_epi32(w, words([K[4 * r], K[4 * r + 1], K[4 * r + 2], K[4 * r + 3]]));
+    *cdgh = _mm_sha256rnds2_epu32(*cdgh, *abef, sum);
+    *abef = _mm_sha256rnds2_epu32(*abef, *cdgh, _mm_shuffle_epi32(sum, 0x0e));
 }
 
-/// Sixteen rounds in every lane, from round `4 * r` on, with the words that these need made from those before.
+/// Sixteen rounds, from round `4 * r` on, with the words that these need made from those before.
 #[inline]
 #[target_feature(enable = "sha,ssse3,sse4.1")]
-fn later_rounds<const N: usize>(r: usize, state: &mut [State; N], w: &mut [[__m128i; 4]; N]) {
+fn later_rounds(r: usize, state: &mut State, w: &mut [__m128i; 4]) {
     for i in 0..4 {
-        for w in w.iter_mut() {
-            let (a, b, c, d) = (w[i], w[(i + 1) % 4], w[(i + 2) % 4], w[(i + 3) % 4]);
-            let sum = _mm_add_epi32(_mm_sha256msg1_epu32(a, b), _mm_alignr_epi8(d, c, 4));
-            w[i] = _mm_sha256msg2_epu32(sum, d);
-        }
-        rounds(r + i, state, w, i);
+        let (a, b, c, d) = (w[i], w[(i + 1) % 4], w[(i + 2) % 4], w[(i + 3) % 4]);
+        let sum = _mm_add_epi32(_mm_sha256msg1_epu32(a, b), _mm_alignr_epi8(d, c, 4));
+        w[i] = _mm_sha256msg2_epu32(sum, d);
+        rounds(r + i, state, w[i]);
     }
 }
 
-/// One block in every lane.
 #[inline]
 #[target_feature(enable = "sha,ssse3,sse4.1")]
-fn compress<const N: usize>(state: &mut [State; N], message: [[__m128i; 4]; N]) {
+fn compress(state: &mut State, message: [__m128i; 4]) {
     let before = *state;
-    let mut w = message.map(|block| block.map(|bytes| turned(bytes)));
-    for i in 0..4 {
-        rounds(i, state, &w, i);
+    let mut w = message.map(|bytes| turned(bytes));
+    for (i, w) in w.iter().enumerate() {
+        rounds(i, state, *w);
     }
     later_rounds(4, state, &mut w);
     later_rounds(8, state, &mut w);
     later_rounds(12, state, &mut w);
-    for (now, before) in state.iter_mut().zip(before) {
-        now[0] = _mm_add_epi32(now[0], before[0]);
-        now[1] = _mm_add_epi32(now[1], before[1]);
-    }
+    state[0] = _mm_add_epi32(state[0], before[0]);
+    state[1] = _mm_add_epi32(state[1], before[1]);
 }
 
 #[inline]
@@ -177,31 +160,21 @@ fn first_block<const AT: usize>(bytes: &Block, parent: &[u8; 32]) -> [__m128i; 4
 
 /// As `sha256_chain::digest_after`.
 #[target_feature(enable = "sha,ssse3,sse4.1")]
-fn digest_after<const AT: usize, const N: usize>(messages: [&[Block]; N], parents: [&mut [u8; 32]; N]) {
+fn digest_after<const AT: usize>(message: &[Block], parent: &mut [u8; 32]) {
     let [a, b, c, d, e, f, g, h] = START;
-    let start = [words([f, e, b, a]), words([h, g, d, c])];
-    let mut state = [start; N];
-    compress(&mut state, core::array::from_fn(|i| first_block::<AT>(&messages[i][0], parents[i])));
-    let common = messages.iter().map(|message| message.len()).min().unwrap_or(1);
-    for i in 1..common {
-        compress(&mut state, messages.map(|message| block(&message[i])));
+    let mut state = [words([f, e, b, a]), words([h, g, d, c])];
+    compress(&mut state, first_block::<AT>(&message[0], parent));
+    for bytes in &message[1..] {
+        compress(&mut state, block(bytes));
     }
-    for (state, message) in state.iter_mut().zip(messages) {
-        for bytes in &message[common..] {
-            let mut one = [*state];
-            compress(&mut one, [block(bytes)]);
-            [*state] = one;
-        }
-    }
-    for ([abef, cdgh], parent) in state.into_iter().zip(parents) {
-        let feba = _mm_shuffle_epi32(abef, 0x1b);
-        let dchg = _mm_shuffle_epi32(cdgh, 0xb1);
-        let out = parent.as_mut_ptr().cast::<__m128i>();
-        // SAFETY: a parent has 32 bytes, and the stores need no alignment.
-        unsafe {
-            _mm_storeu_si128(out, turned(_mm_blend_epi16(feba, dchg, 0xf0)));
-            _mm_storeu_si128(out.add(1), turned(_mm_alignr_epi8(dchg, feba, 8)));
-        }
+    let [abef, cdgh] = state;
+    let feba = _mm_shuffle_epi32(abef, 0x1b);
+    let dchg = _mm_shuffle_epi32(cdgh, 0xb1);
+    let out = parent.as_mut_ptr().cast::<__m128i>();
+    // SAFETY: a parent has 32 bytes, and the stores need no alignment.
+    unsafe {
+        _mm_storeu_si128(out, turned(_mm_blend_epi16(feba, dchg, 0xf0)));
+        _mm_storeu_si128(out.add(1), turned(_mm_alignr_epi8(dchg, feba, 8)));
     }
 }
 
