@@ -246,6 +246,12 @@ def test_an_odd_token_anywhere_in_a_list_is_seen(odd: Any) -> None:
                 assert _outcome(native.hash_tokens, given) == _outcome(pure.hash_tokens, given)
 
 
+def test_the_layouts_of_this_interpreter_are_known(native: Any) -> None:
+    """Lists of small ints are read without a call on every CPython of 64 bits that the package names."""
+    known = sys.implementation.name == "cpython" and sys.maxsize > 1 << 32 and sys.version_info < (3, 15)
+    assert native.probed() == ["small ints", "flat lists"] or not known
+
+
 def test_a_list_in_any_state_is_read_as_it_is() -> None:
     """Grown, cut, emptied and refilled lists: what the native module knows of a list holds for these too."""
     native, pure = _pair()

@@ -19,5 +19,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<hashing::Chain>()?;
     module.add_class::<tokens::Tokens>()?;
     module.add_function(wrap_pyfunction!(tokens::take_tokens, module)?)?;
+    module.add_function(wrap_pyfunction!(sequence::probed, module)?)?;
     module.add_function(wrap_pyfunction!(hashing::bare_sha256_chain, module)?)
 }

@@ -51,6 +51,13 @@ pub(crate) fn probe(py: Python<'_>) {
     }
 }
 
+/// Which of the layouts were found that this module reads without a call: "small ints", "flat lists".
+#[pyfunction]
+pub(crate) fn probed() -> Vec<&'static str> {
+    let found = [("small ints", SMALL_INT.get().is_some()), ("flat lists", FLAT_LISTS.get().is_some())];
+    found.into_iter().filter_map(|(name, there)| there.then_some(name)).collect()
+}
+
 /// Token ids of a list or tuple.
 pub(crate) enum Ids {
     /// All below 2^32.
