@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-long interop check contract format bench vectors-archive clean
+.PHONY: help demo test test-long interop check contract format bench wheel vectors-archive clean
 
 help:
 	@echo "make demo       hash a real prompt and check every hash against recorded vLLM runs"
 	@echo "make test       set up and run the whole test suite"
 	@echo "make check      formatter, linter and type checker"
 	@echo "make bench      ratios against vLLM's own hashing functions"
+	@echo "make wheel      a wheel for CPython 3.10 to 3.14, tried in a clean environment of every Python found"
 	@echo "make test-long  the tests that take minutes"
 	@echo "make vectors-archive  the test vectors as a release archive, in dist/"
 	@echo "make interop    tests against vLLM's own code, which they download"
@@ -70,6 +71,12 @@ bench: $(STAMP)
 vectors-archive: $(STAMP)
 	@mkdir -p dist
 	@$(BIN)/kvhash vectors archive dist
+
+wheel: $(STAMP)
+	@echo "== building a wheel for every CPython from 3.10 on into dist/"
+	@rm -f dist/*.whl
+	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	@$(BIN)/python tools/check_wheel.py dist/*.whl
 
 clean:
 	rm -rf $(VENV) .demo build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -2,140 +2,79 @@
 
 Peers:
 
-* **vLLM hash call**: what vLLM calls for each block, ``cbor2.dumps(..., canonical=True)`` or
-  ``pickle.dumps`` of (parent, tokens, None), then hashlib or xxhash;
-* **vLLM hasher**: that call and the Python around it: the slice of the request's token view, the extra keys
-  of each kind (none here), the tuple, the call of the hash function by its name;
-* **bare chain**: SHA-256 alone over messages of the same sizes, each with the digest before it inside, in
-  native code;
-* **Dynamo**: ``compute_block_hash_for_seq`` of ai-dynamo-runtime, where that is installed (its hashes are its
-  own);
+* **vLLM hasher**: all that vLLM does for a request's blocks: the slice of the request's token view, the extra keys
+  of each kind (none here), the tuple, the hash function by its name, its serialization and its digest;
+* **vLLM hash call**: of that only the serialization (``cbor2.dumps(..., canonical=True)`` or ``pickle.dumps``) of
+  (parent, tokens, None) and the digest (hashlib or xxhash);
+* **bare chain**: SHA-256 alone over messages of the same sizes, each with the digest before it inside, in native
+  code; **padded**: the same in place and padded beforehand, the least that a chain can cost on this machine;
+* **Dynamo**: ``compute_block_hash_for_seq`` of ai-dynamo-runtime, where that is installed (its hashes are its own
+  and not chained);
 * **pure**: the Python definition of this package.
 
-Rounds alternate between the two of a pair, and medians are compared, so that a change of the machine's speed
-meets both. A ratio above 1 says how many times faster kvhash is; for the bare chain, how many times slower.
+Rounds alternate between the works of a row, and medians are compared, so that a change of the machine's speed meets
+all. A ratio above 1 says how many times faster kvhash is; for the bare chain, how many times slower. **limit** is the
+ratio that a kvhash would have that takes no time but SHA-256's: the padded chain's. The last table sets what the
+project asks of itself beside what was measured.
 """
 
 from __future__ import annotations
 
 import argparse
-import hashlib
+import json
 import os
-import pickle
 import platform
 import random
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from array import array
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
-import cbor2
-import xxhash
+from peers import VLLM, as_vllm_does, as_vllms_hasher_does, dynamo
 
 import kvhash
 from kvhash.serialize import encode_cbor, encode_pickle5
 
 NUM_TOKENS = 65_536
-
-_Serialize = Callable[[Any], bytes]
-
-
-def _pickle(value: Any) -> bytes:
-    return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+VOCABULARIES = (24, 32_000, 152_000)
+BLOCKS = (16, 32, 256)
+WRITERS = {"sha256": encode_pickle5, "sha256_cbor": encode_cbor}
 
 
-def _cbor(value: Any) -> bytes:
-    return cbor2.dumps(value, canonical=True)
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One comparison: seconds of both for the same work, and the ratio that the words of `peer` ask for."""
+
+    algorithm: str
+    block: int
+    vocabulary: int
+    prompts: int
+    given: str
+    peer: str
+    ours: float
+    theirs: float
+    ratio: float
+    limit: float | None = None
+
+    def __str__(self) -> str:
+        limit = "" if self.limit is None else f"{self.limit:.1f}x"
+        cells = (
+            self.algorithm, self.block, self.vocabulary, self.prompts, self.given, self.peer,
+            f"{self.ours * 1e3:.3f} ms", f"{self.theirs * 1e3:.3f} ms", f"{self.ratio:.2f}x", limit,
+        )  # fmt: skip
+        return _aligned(*cells)
 
 
-def _sha256(data: bytes) -> bytes:
-    return hashlib.sha256(data).digest()
-
-
-VLLM: dict[str, tuple[_Serialize, _Serialize]] = {
-    "sha256": (_pickle, _sha256),
-    "sha256_cbor": (_cbor, _sha256),
-    "xxhash": (_pickle, xxhash.xxh3_128_digest),
-    "xxhash_cbor": (_cbor, xxhash.xxh3_128_digest),
-}
-OURS = {"sha256": encode_pickle5, "sha256_cbor": encode_cbor}
-
-
-def as_vllm_does(algorithm: str, root: Any, tokens: list[int], block_size: int) -> list[Any]:
-    """Hash block by block with vLLM's calls."""
-    serialize, digest = VLLM[algorithm]
-    hashes, parent = [], root
-    for start in range(0, len(tokens) - block_size + 1, block_size):
-        parent = digest(serialize((parent, tuple(tokens[start : start + block_size]), None)))
-        hashes.append(parent)
-    return hashes
-
-
-class _TokenView:
-    """A request's tokens as vLLM hands them to its hasher: a list behind a read-only view."""
-
-    def __init__(self, tokens: list[int]) -> None:
-        self._tokens = tokens
-
-    def __getitem__(self, item: slice) -> list[int]:
-        return self._tokens[item]
-
-
-class _Request:
-    """What vLLM's hasher looks at in a plain request."""
-
-    def __init__(self, tokens: list[int]) -> None:
-        self.all_token_ids = _TokenView(tokens)
-        self.num_tokens = len(tokens)
-        self.lora = self.cache_salt = self.prompt_embeds = None
-        self.multimodal: list[Any] = []
-
-
-def _lora_keys(request: _Request) -> list[Any]:
-    return [] if request.lora is None else [request.lora]
-
-
-def _multimodal_keys(request: _Request, start: int, end: int, first: int) -> tuple[list[Any], int]:
-    keys: list[Any] = []
-    if not request.multimodal:
-        return keys, first
-    return [item for item in request.multimodal if start <= item < end], first
-
-
-def _embeds_keys(request: _Request, start: int, end: int) -> list[Any]:
-    return [] if request.prompt_embeds is None else [request.prompt_embeds[start:end]]
-
-
-def _extra_keys(request: _Request, start: int, end: int, first: int) -> tuple[tuple[Any, ...] | None, int]:
-    multimodal, first = _multimodal_keys(request, start, end, first)
-    salt = [request.cache_salt] if start == 0 and request.cache_salt else []
-    keys = _lora_keys(request) + multimodal + salt + _embeds_keys(request, start, end)
-    return (tuple(keys) if keys else None), first
-
-
-def as_vllms_hasher_does(algorithm: str, root: Any, tokens: list[int], block_size: int) -> list[Any]:
-    """Hash block by block with vLLM's calls and the Python around them."""
-    serialize, digest = VLLM[algorithm]
-
-    def hash_function(value: Any) -> bytes:
-        return digest(serialize(value))
-
-    def hash_block(parent: Any, block: list[int], keys: tuple[Any, ...] | None) -> bytes:
-        return hash_function((parent or root, tuple(block), keys))
-
-    request = _Request(tokens)
-    hashes: list[Any] = []
-    parent, start, first = None, 0, 0
-    while (end := start + block_size) <= request.num_tokens:
-        keys, first = _extra_keys(request, start, end, first)
-        parent = hash_block(parent, request.all_token_ids[start:end], keys)
-        hashes.append(parent)
-        start = end
-    return hashes
+def _aligned(*cells: Any) -> str:
+    widths = (11, 5, 10, 7, 7, 27, 10, 11, 8, 6)
+    return "  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip()
 
 
 def _backend(name: str, **options: Any) -> kvhash.BlockHasher:
@@ -159,114 +98,174 @@ def _tokens(vocabulary: int, count: int = NUM_TOKENS) -> list[int]:
     return [generator.randrange(vocabulary) for _ in range(count)]
 
 
-def _line(*cells: Any) -> None:
-    widths = (12, 6, 11, 26, 12, 12, 8)
-    print("  ".join(f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True)).rstrip())
+def _lengths(algorithm: str, tokens: list[int], block: int) -> list[int]:
+    """Return the length of each preimage."""
+    write = WRITERS[algorithm]
+    return [len(write((bytes(32), tuple(tokens[i : i + block]), None))) for i in range(0, len(tokens), block)]
 
 
-def _row(
-    algorithm: str,
-    block: int,
-    vocabulary: Any,
-    what: str,
-    ours: float,
-    theirs: float,
-    *,
-    slower: bool = False,
-) -> None:
-    ratio = ours / theirs if slower else theirs / ours
-    _line(
-        algorithm,
-        block,
-        vocabulary,
-        what,
-        f"{ours * 1e3:.3f} ms",
-        f"{theirs * 1e3:.3f} ms",
-        f"{ratio:.2f}x",
-    )
+class Bench:
+    """The comparisons; each prints its rows as it goes."""
 
+    def __init__(self, rounds: int) -> None:
+        self.rounds = rounds
+        self.rows: list[Row] = []
+        from kvhash import _native
 
-def _against_bare(rounds: int) -> None:
-    from kvhash import _native
+        self._bare = _native.bare_sha256_chain
 
-    for algorithm in ("sha256_cbor", "sha256"):
-        for block in (16, 32, 256):
-            for vocabulary in (24, 32_000, 152_000):
+    def _add(self, algorithm: str, block: int, vocabulary: int, **rest: Any) -> None:
+        rest.setdefault("prompts", 1)
+        row = Row(algorithm=algorithm, block=block, vocabulary=vocabulary, **rest)
+        self.rows.append(row)
+        print(row, flush=True)
+
+    def bare(self) -> None:
+        """From a uint32 buffer, against SHA-256 alone."""
+        for algorithm in ("sha256_cbor", "sha256"):
+            for block in BLOCKS:
+                for vocabulary in VOCABULARIES:
+                    tokens = _tokens(vocabulary)
+                    buffer = array("I", tokens)
+                    hasher = _backend("native", algorithm=algorithm, block_size=block)
+                    lengths = _lengths(algorithm, tokens, block)
+                    ours, plain, padded = _medians(
+                        self.rounds,
+                        lambda: hasher.hash_tokens(buffer),  # noqa: B023
+                        lambda: self._bare(lengths),  # noqa: B023
+                        lambda: self._bare(lengths, padded=True),  # noqa: B023
+                    )
+                    for peer, theirs in (("bare chain", plain), ("bare chain, padded", padded)):
+                        self._add(
+                            algorithm, block, vocabulary,
+                            given="buffer", peer=peer, ours=ours, theirs=theirs, ratio=ours / theirs,
+                        )  # fmt: skip
+
+    def vllm(self) -> None:
+        """From a list, against vLLM and the pure path."""
+        for algorithm in VLLM:
+            for block, vocabulary in (*((16, size) for size in VOCABULARIES), (32, 152_000), (256, 152_000)):
                 tokens = _tokens(vocabulary)
-                buffer = array("I", tokens)
                 hasher = _backend("native", algorithm=algorithm, block_size=block)
-                lengths = [
-                    len(OURS[algorithm]((bytes(32), tuple(tokens[i : i + block]), None)))
-                    for i in range(0, len(tokens), block)
-                ]
+                pure = _backend("python", algorithm=algorithm, block_size=block)
+                expected = hasher.hash_tokens(tokens)
+                for theirs_too in (as_vllm_does, as_vllms_hasher_does):
+                    if theirs_too(algorithm, hasher.none_hash, tokens, block) != expected:
+                        sys.exit(f"{algorithm}: the hashes differ")
+                lengths = _lengths(algorithm, tokens, block) if algorithm in WRITERS else []
+                ours, whole, call, defined, padded = _medians(
+                    max(5, self.rounds // 4),
+                    lambda: hasher.hash_tokens(tokens),  # noqa: B023
+                    lambda: as_vllms_hasher_does(algorithm, hasher.none_hash, tokens, block),  # noqa: B023
+                    lambda: as_vllm_does(algorithm, hasher.none_hash, tokens, block),  # noqa: B023
+                    lambda: pure.hash_tokens(tokens),  # noqa: B023
+                    lambda: self._bare(lengths, padded=True),  # noqa: B023
+                )
+                for peer, theirs in (("vLLM hasher", whole), ("vLLM hash call", call), ("pure", defined)):
+                    self._add(
+                        algorithm, block, vocabulary,
+                        given="list", peer=peer, ours=ours, theirs=theirs, ratio=theirs / ours,
+                        limit=theirs / padded if lengths else None,
+                    )  # fmt: skip
+
+    def dynamo(self) -> None:
+        """From a list, against Dynamo's private hashes."""
+        peer = dynamo()
+        if peer is None:
+            print("Dynamo: ai-dynamo-runtime is not installed (pip install ai-dynamo-runtime)")
+            return
+        for algorithm in ("sha256_cbor", "sha256", "xxhash"):
+            for block in BLOCKS:
+                tokens = _tokens(152_000)
+                hasher = _backend("native", algorithm=algorithm, block_size=block)
                 ours, theirs = _medians(
-                    rounds,
-                    lambda: hasher.hash_tokens(buffer),  # noqa: B023
-                    lambda: _native.bare_sha256_chain(lengths),  # noqa: B023
+                    self.rounds,
+                    lambda: hasher.hash_tokens(tokens),  # noqa: B023
+                    lambda: peer(tokens, block),  # noqa: B023
                 )
-                _row(algorithm, block, vocabulary, "bare chain (buffer)", ours, theirs, slower=True)
+                self._add(
+                    algorithm, block, 152_000,
+                    given="list", peer="Dynamo", ours=ours, theirs=theirs, ratio=theirs / ours,
+                )  # fmt: skip
 
+    def batches(self) -> None:
+        """Many prompts in one call, over two threads against one; and what two threads give SHA-256 alone."""
+        lengths = [117] * 8_000
 
-def _against_vllm(rounds: int) -> None:
-    for algorithm in VLLM:
-        for block, vocabulary in ((16, 24), (16, 32_000), (16, 152_000), (32, 152_000), (256, 152_000)):
-            tokens = _tokens(vocabulary)
-            hasher = _backend("native", algorithm=algorithm, block_size=block)
-            pure = _backend("python", algorithm=algorithm, block_size=block)
-            expected = hasher.hash_tokens(tokens)
-            for theirs_too in (as_vllm_does, as_vllms_hasher_does):
-                if theirs_too(algorithm, hasher.none_hash, tokens, block) != expected:
-                    sys.exit(f"{algorithm}: the hashes differ")
-            ours, theirs, around, defined = _medians(
-                max(3, rounds // 8),
-                lambda: hasher.hash_tokens(tokens),  # noqa: B023
-                lambda: as_vllm_does(algorithm, hasher.none_hash, tokens, block),  # noqa: B023
-                lambda: as_vllms_hasher_does(algorithm, hasher.none_hash, tokens, block),  # noqa: B023
-                lambda: pure.hash_tokens(tokens),  # noqa: B023
+        def two_chains() -> None:
+            other = threading.Thread(target=self._bare, args=(lengths,), kwargs={"padded": True})
+            other.start()
+            self._bare(lengths, padded=True)
+            other.join()
+
+        for algorithm in ("sha256_cbor", "sha256"):
+            hasher = _backend("native", algorithm=algorithm, block_size=16)
+            for count in (1, 8, 64):
+                prompts = [_tokens(152_000 + i, 4096) for i in range(count)]
+                for given, batch in (("lists", prompts), ("buffers", [array("I", ids) for ids in prompts])):
+                    two, one = _medians(
+                        self.rounds,
+                        lambda: hasher.hash_batch(batch, threads=2),  # noqa: B023
+                        lambda: hasher.hash_batch(batch, threads=1),  # noqa: B023
+                    )
+                    self._add(
+                        algorithm, 16, 152_000, prompts=count,
+                        given=given, peer="kvhash on one thread", ours=two, theirs=one, ratio=one / two,
+                    )  # fmt: skip
+        two, one = _medians(self.rounds, two_chains, lambda: self._bare(lengths, padded=True))
+        self._add(
+            "bare chain", 0, 0, prompts=2,
+            given="nothing", peer="a bare chain on one thread", ours=two, theirs=2 * one, ratio=2 * one / two,
+        )  # fmt: skip
+
+    def appends(self) -> None:
+        """One token to a long chain, against one to a short chain."""
+        hasher = _backend("native", algorithm="sha256_cbor", block_size=16)
+        long, short = hasher.chain(_tokens(152_000, 100_000)), hasher.chain(_tokens(152_000, 100))
+        ours, theirs = _medians(20_001, lambda: long.append([1]), lambda: short.append([1]))
+        self._add(
+            "sha256_cbor", 16, 152_000,
+            given="list", peer="a chain of 100 tokens", ours=ours, theirs=theirs, ratio=ours / theirs,
+        )  # fmt: skip
+
+    def floors(self) -> None:
+        """Set what the project asks of itself beside what was measured."""
+        print(f"\n{'asked, at block 16 and 152,000 token ids':<66}  {'asked':>8}  {'here':>7}  {'limit':>6}")
+        for text, algorithm, given, peer, prompts, asked, at_most in FLOORS:
+            row = next(
+                (
+                    row
+                    for row in self.rows
+                    if (row.algorithm, row.block, row.vocabulary, row.given, row.peer, row.prompts)
+                    == (algorithm, 16, 152_000, given, peer, prompts)
+                ),
+                None,
             )
-            _row(algorithm, block, vocabulary, "vLLM hash call (list)", ours, theirs)
-            _row(algorithm, block, vocabulary, "vLLM hasher (list)", ours, around)
-            if vocabulary == 152_000:
-                _row(algorithm, block, vocabulary, "pure Python path (list)", ours, defined)
-
-
-def _against_dynamo(rounds: int) -> None:
-    try:
-        from dynamo._core import compute_block_hash_for_seq
-    except ImportError:
-        print("Dynamo: ai-dynamo-runtime is not installed (pip install ai-dynamo-runtime)")
-        return
-    for algorithm in ("sha256", "sha256_cbor", "xxhash"):
-        for block in (16, 32, 256):
-            tokens = _tokens(152_000)
-            hasher = _backend("native", algorithm=algorithm, block_size=block)
-            ours, theirs = _medians(
-                rounds,
-                lambda: hasher.hash_tokens(tokens),  # noqa: B023
-                lambda: compute_block_hash_for_seq(tokens, block),  # noqa: B023
+            if row is None:
+                print(f"{text:<66}  not measured")
+                continue
+            met = row.ratio <= asked if at_most else row.ratio >= asked
+            sign = "<=" if at_most else ">="
+            limit = "" if row.limit is None else f"{row.limit:.1f}x"
+            print(
+                f"{text:<66}  {sign} {asked:>4}x  {row.ratio:>6.2f}x  {limit:>6}  {'met' if met else 'MISSED'}"
             )
-            _row(algorithm, block, 152_000, "Dynamo (list)", ours, theirs)
 
 
-def _batches(rounds: int) -> None:
-    for algorithm in ("sha256", "sha256_cbor"):
-        hasher = _backend("native", algorithm=algorithm, block_size=16)
-        for count in (1, 8, 64):
-            prompts = [_tokens(152_000 + i, 4096) for i in range(count)]
-            for kind, given in (("lists", prompts), ("buffers", [array("I", prompt) for prompt in prompts])):
-                two, one = _medians(
-                    rounds,
-                    lambda: hasher.hash_batch(given, threads=2),  # noqa: B023
-                    lambda: hasher.hash_batch(given, threads=1),  # noqa: B023
-                )
-                _row(algorithm, 16, 152_000, f"{count} {kind}, 1 thread", two, one)
-
-
-def _appends() -> None:
-    hasher = _backend("native", algorithm="sha256_cbor", block_size=16)
-    long, short = hasher.chain(_tokens(152_000, 100_000)), hasher.chain(_tokens(152_000, 100))
-    ours, theirs = _medians(20_001, lambda: long.append([1]), lambda: short.append([1]))
-    _row("sha256_cbor", 16, 152_000, "append: 100,000 to 100", ours, theirs, slower=True)
+#: What is asked: text, the row that answers, the ratio, and whether it is the most or the least.
+FLOORS: tuple[tuple[str, str, str, str, int, float, bool], ...] = (
+    ("sha256_cbor from a uint32 buffer, to the bare chain", "sha256_cbor", "buffer", "bare chain", 1, 1.4, True),
+    ("sha256 from a uint32 buffer, to the bare chain", "sha256", "buffer", "bare chain", 1, 1.6, True),
+    ("sha256 from a list, to vLLM's hasher", "sha256", "list", "vLLM hasher", 1, 10, False),
+    ("sha256_cbor from a list, to vLLM's hasher", "sha256_cbor", "list", "vLLM hasher", 1, 20, False),
+    ("sha256 from a list, to vLLM's hash call alone", "sha256", "list", "vLLM hash call", 1, 10, False),
+    ("sha256_cbor from a list, to vLLM's hash call alone", "sha256_cbor", "list", "vLLM hash call", 1, 20, False),
+    ("sha256_cbor from a list, to Dynamo", "sha256_cbor", "list", "Dynamo", 1, 1, False),
+    ("sha256 from a list, to Dynamo", "sha256", "list", "Dynamo", 1, 1, False),
+    ("64 lists of 4,096, two threads to one", "sha256_cbor", "lists", "kvhash on one thread", 64, 1.7, False),
+    ("64 buffers of 4,096, two threads to one", "sha256_cbor", "buffers", "kvhash on one thread", 64, 1.7, False),
+    ("one token to 100,000 tokens, to one to 100", "sha256_cbor", "list", "a chain of 100 tokens", 1, 1.1, True),
+)  # fmt: skip
 
 
 def _version(name: str) -> str:
@@ -284,35 +283,60 @@ def _describe() -> str:
             line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")
         )
         sha = "with SHA-NI" if " sha_ni" in text else "without SHA-NI"
+        wide = "with AVX-512 VBMI2" if " avx512_vbmi2" in text else "without AVX-512 VBMI2"
     except (OSError, StopIteration):
-        processor, sha = platform.processor() or platform.machine(), "SHA extensions unknown"
+        processor, sha, wide = (
+            platform.processor() or platform.machine(),
+            "SHA extensions unknown",
+            "vectors unknown",
+        )
     commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
+        ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
     ).stdout.strip()
     libraries = [f"{name} {_version(name)}" for name in ("cbor2", "xxhash", "ai-dynamo-runtime")]
+    load = f"{os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else "unknown"
     return (
-        f"{processor}, {os.cpu_count()} processors, {sha}\n"
+        f"{processor}, {os.cpu_count()} processors, {sha}, {wide}; load before the run {load}\n"
         f"kvhash {kvhash.__version__} at commit {commit or 'unknown'}; python {platform.python_version()}; "
         f"{', '.join(libraries)}"
     )
 
 
-_ROWS = 0
-
-
 def main() -> None:
     """Print the tables."""
+    tables = ("bare", "vllm", "dynamo", "batches", "appends")
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=41, help="rounds of a pair; medians are compared")
-    rounds = max(3, parser.parse_args().rounds)
-    print(_describe())
+    parser.add_argument("--rounds", type=int, default=41, help="rounds of a row; medians are compared")
+    parser.add_argument("--only", action="append", choices=tables, help="only this table; may be repeated")
+    parser.add_argument("--json", type=Path, help="write the rows here too; benchmarks/plot.py reads them")
+    arguments = parser.parse_args()
+    about = _describe()
+    print(about)
     print(f"{NUM_TOKENS} tokens where not said otherwise\n")
-    _line("algorithm", "block", "vocabulary", "compared with", "kvhash", "peer", "ratio")
-    for table in (_against_bare, _against_vllm, _against_dynamo, _batches):
-        table(rounds)
-    _appends()
+    print(
+        _aligned(
+            "algorithm",
+            "block",
+            "vocabulary",
+            "prompts",
+            "from",
+            "compared with",
+            "kvhash",
+            "peer",
+            "ratio",
+            "limit",
+        )
+    )
+    bench = Bench(max(3, arguments.rounds))
+    for table in arguments.only or tables:
+        getattr(bench, table)()
+    bench.floors()
+    if arguments.json is not None:
+        arguments.json.write_text(
+            json.dumps({"about": about, "rows": [asdict(row) for row in bench.rows]}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -27,12 +27,15 @@ def _library_versions() -> dict[str, str]:
 
 
 def version_text(program: str) -> str:
-    """Return what ``--version`` prints: the release, the backend, and the libraries' versions."""
+    """Return what ``--version`` prints: the release, the backend, the libraries' versions, and what is missing."""
+    from kvhash._backend import native_hint
     from kvhash._version import __version__, backend
 
     libraries = ", ".join(f"{name} {version}" for name, version in _library_versions().items())
     python = ".".join(map(str, sys.version_info[:3]))
-    return f"{program} {__version__} (backend: {backend()})\npython {python}; {libraries}"
+    hint = native_hint()
+    more = "" if hint is None else f"\n{hint}"
+    return f"{program} {__version__} (backend: {backend()})\npython {python}; {libraries}{more}"
 
 
 def _print_version(program: str) -> None:

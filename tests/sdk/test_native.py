@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import random
+import sys
 from array import array
 from collections.abc import Iterator
 from itertools import pairwise
@@ -69,10 +70,10 @@ def _seen(chain: Chain) -> dict[str, Any]:
     }
 
 
-def _outcome(work: Any) -> Any:
+def _outcome(work: Any, *given: Any) -> Any:
     """Return what a call gives, or the type, code, message and place of its error."""
     try:
-        return work()
+        return work(*given)
     except KvHashError as error:
         return type(error), error.code, error.message, error.at
 
@@ -224,6 +225,107 @@ def test_bad_token_ids_are_refused_in_the_same_words(place: int) -> None:
     assert _seen(chain) == _seen(reference)
     batch = [[1], bad]
     assert _outcome(lambda: native.hash_batch(batch)) == _outcome(lambda: pure.hash_batch(batch))
+
+
+@pytest.mark.parametrize("odd", [-1, 1 << 29, 1 << 30, 1 << 31, 1 << 32, 1 << 64, True, 1.0, None])
+def test_an_odd_token_anywhere_in_a_list_is_seen(odd: Any) -> None:
+    """Among whole blocks and behind the last: hashed where it is a token id, else refused in the same words."""
+    for options in (
+        {},
+        {"algorithm": "sha256"},
+        {"block_size": 1},
+        {"block_size": 16},
+        {"algorithm": "xxhash"},
+    ):
+        native, pure = _pair(**options)
+        for place in range(19):
+            tokens: list[Any] = list(range(70_000, 70_019))
+            tokens[place] = odd
+            for form in (list, tuple):
+                given = form(tokens)
+                assert _outcome(native.hash_tokens, given) == _outcome(pure.hash_tokens, given)
+
+
+def test_the_layouts_of_this_interpreter_are_known(native: Any) -> None:
+    """Lists of small ints are read without a call on every CPython of 64 bits that the package names."""
+    known = sys.implementation.name == "cpython" and sys.maxsize > 1 << 32 and sys.version_info < (3, 15)
+    assert native.probed() == ["small ints", "flat lists"] or not known
+
+
+def test_a_list_in_any_state_is_read_as_it_is() -> None:
+    """Grown, cut, emptied and refilled lists: what the native module knows of a list holds for these too."""
+    native, pure = _pair()
+    tokens: list[int] = []
+    for step in range(60):
+        if step % 7 == 3:
+            del tokens[: len(tokens) // 2]
+        elif step % 11 == 5:
+            tokens.clear()
+        else:
+            tokens.extend(range(step * 1000, step * 1000 + step))
+        assert native.hash_tokens(tokens) == pure.hash_tokens(tokens)
+        assert native.hash_tokens(tuple(tokens)) == pure.hash_tokens(tuple(tokens))
+
+
+class _Exported:
+    """A tensor that shows itself through DLPack alone, as torch's do; counts how often it is made a list."""
+
+    def __init__(self, values: Any, device: tuple[int, int] = (1, 0)) -> None:
+        self._values = values
+        self._device = device
+        self.lists = 0
+
+    def __dlpack__(self) -> Any:
+        return self._values.__dlpack__()
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._device
+
+    def tolist(self) -> Any:
+        self.lists += 1
+        return self._values.tolist()
+
+
+def test_tensors_are_read_through_dlpack() -> None:
+    """Side by side in this process's memory they are read in place; else as lists; the hashes are the same."""
+    numpy = pytest.importorskip("numpy")
+    native, pure = _pair()
+    values = numpy.arange(40) * 3
+    read_only = values.copy()
+    read_only.flags.writeable = False
+    forms = [
+        *((_Exported(values.astype(code)), 0) for code in CODES),
+        (_Exported(values[5:]), 0),
+        (_Exported(values[:0]), 0),
+        (_Exported(values[::2]), 1),
+        (_Exported(values[::-1]), 1),
+        (_Exported(values, device=(2, 0)), 1),
+        (_Exported(read_only), 1),
+        (_Exported(values.reshape(5, 8)), 1),
+        (_Exported(values - 5), 1),
+        (_Exported(values.astype("f4")), 1),
+        (_Exported(values.astype(bool)), 1),
+    ]
+    for form, lists in forms:
+        seen = _outcome(native.hash_tokens, form)
+        assert form.lists == lists
+        assert seen == _outcome(pure.hash_tokens, form), form._values.dtype
+        batch = _outcome(native.hash_batch, [form, form])
+        assert batch == _outcome(pure.hash_batch, [form, form])
+
+
+def test_a_tensor_is_kept_while_it_is_read() -> None:
+    """The tensor's memory is the exporter's until the tokens are hashed, and is given back then."""
+    numpy = pytest.importorskip("numpy")
+    from kvhash import _native
+
+    values = numpy.arange(40)
+    before = sys.getrefcount(values)
+    tokens = _native.take_tokens(_Exported(values))
+    assert tokens is not None
+    assert sys.getrefcount(values) > before
+    del tokens
+    assert sys.getrefcount(values) == before
 
 
 def test_a_batch_is_its_prompts_one_by_one() -> None:

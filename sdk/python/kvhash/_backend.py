@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .contract import Algorithm, Contract
     from .extra_keys import RequestKeys
 
-__all__ = ["backend_name", "make_engine", "native_module", "start_chain", "take_tokens"]
+__all__ = ["backend_name", "make_engine", "native_hint", "native_module", "start_chain", "take_tokens"]
 
 VARIABLE = "KVHASH_BACKEND"
 
@@ -58,6 +58,16 @@ def native_module() -> Any:
 def backend_name() -> str:
     """Return what computes the hashes in this process: ``"native"`` or ``"python"``."""
     return "python" if native_module() is None else "native"
+
+
+def native_hint() -> str | None:
+    """Return how to get the native module where it is missing and nobody asked for Python; None elsewhere."""
+    if native_module() is not None or os.environ.get(VARIABLE):
+        return None
+    return (
+        "the native backend is not built, and pure Python gives the same answers slower; to get it install Rust 1.89 "
+        "or newer and run: pip install --force-reinstall --no-deps --no-binary kvhash kvhash"
+    )
 
 
 def make_engine(

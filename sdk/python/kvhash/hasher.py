@@ -171,6 +171,12 @@ class BlockHasher:
 
         Raises as `chain` does.
         """
+        if self._engine is not None and not (
+            lora is not None or cache_salt is not None or multimodal is not None or prompt_embeds is not None
+        ):
+            hashes: list[ChainValue] | None = self._engine.hash_tokens(tokens)
+            if hashes is not None:
+                return hashes
         chain = self.chain(
             tokens, lora=lora, cache_salt=cache_salt, multimodal=multimodal, prompt_embeds=prompt_embeds
         )

@@ -14,6 +14,7 @@ use pyo3::prelude::*;
 use pyo3::pybacked::{PyBackedBytes, PyBackedStr};
 use pyo3::types::{PyBytes, PyInt, PyList};
 
+use crate::sequence::{sequence_len, DigestList, SmallInts};
 use crate::tokens::{Data, Tokens};
 
 /// From so many tokens on the interpreter is let go while they are hashed: some two milliseconds of work. Below, each
@@ -26,10 +27,14 @@ fn unknown(what: &str, value: &str) -> PyErr {
     PyValueError::new_err(format!("unknown {what} {value:?}"))
 }
 
+/// The error of a fault of this module.
+fn internal() -> PyErr {
+    PyRuntimeError::new_err("internal error in kvhash._native")
+}
+
 /// Run `work`; a panic, which would be a fault of this module, becomes a RuntimeError.
 fn guarded<T>(work: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
-    catch_unwind(AssertUnwindSafe(work))
-        .unwrap_or_else(|_| Err(PyRuntimeError::new_err("internal error in kvhash._native")))
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| Err(internal()))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -51,7 +56,9 @@ fn to_list<'py>(py: Python<'py>, hashes: &[BlockHash]) -> PyResult<Bound<'py, Py
         let values = hashes.iter().map(|hash| to_python(py, hash)).collect::<PyResult<Vec<_>>>()?;
         return PyList::new(py, values);
     }
-    PyList::new(py, hashes.iter().map(|hash| PyBytes::new(py, hash.digest().unwrap_or_default())))
+    let mut digests = DigestList::new(py, hashes.len())?;
+    hashes.iter().for_each(|hash| digests.push(hash.digest().unwrap_or_default()));
+    digests.finish().ok_or_else(internal)
 }
 
 type Item = (PyBackedStr, u64, u64);
@@ -177,6 +184,15 @@ impl Engine {
         })
     }
 
+    /// The hashes of a prompt that has nothing but tokens; None for what `take_tokens` must look at.
+    fn hash_tokens<'py>(
+        &self,
+        py: Python<'py>,
+        tokens: &Bound<'py, PyAny>,
+    ) -> PyResult<Option<Bound<'py, PyList>>> {
+        guarded(|| hash_tokens(py, &self.0, tokens))
+    }
+
     /// Hash many prompts over `threads` threads; `normalize(i)` stands in for a prompt that cannot be taken in as it
     /// is, and raises or returns a list.
     #[pyo3(signature = (prompts, normalize, threads))]
@@ -194,8 +210,45 @@ impl Engine {
             Data::take(&normalize.call1((i,))?)
                 .ok_or_else(|| PyRuntimeError::new_err("token ids changed while they were read"))
         };
-        guarded(|| hash_batch(py, &self.0, prompts.len(), take, threads, total_len(&prompts)))
+        guarded(|| hash_batch(py, &self.0, &prompts, take, threads))
     }
+}
+
+/// The hashes of one prompt; `None` for what `Data::take` must look at.
+fn hash_tokens<'py>(
+    py: Python<'py>,
+    hasher: &BlockHasher,
+    tokens: &Bound<'py, PyAny>,
+) -> PyResult<Option<Bound<'py, PyList>>> {
+    if hasher.lookahead() > 0 || matches!(hasher.none_hash(), BlockHash::Int(_)) {
+        return Ok(None);
+    }
+    let span = usize::try_from(hasher.span()).unwrap_or(usize::MAX);
+    if let Some(len) = sequence_len(tokens).filter(|len| *len < DETACH_FROM) {
+        // The list comes first: making one may run finalizers, and no Python code may run behind `ints`.
+        let mut digests = DigestList::new(py, len / span)?;
+        if let Some(mut ints) = SmallInts::of(tokens, span) {
+            hasher.hash_blocks(&mut ints, |hash| digests.push(hash.digest().unwrap_or_default()));
+            if ints.all_were_small() {
+                return Ok(digests.finish());
+            }
+        }
+    }
+    Data::take(tokens).map(|data| hash_data(py, hasher, &data)).transpose()
+}
+
+/// The hashes of token ids that were taken in.
+fn hash_data<'py>(py: Python<'py>, hasher: &BlockHasher, data: &Data) -> PyResult<Bound<'py, PyList>> {
+    let blocks = data.len() / usize::try_from(hasher.span()).unwrap_or(usize::MAX);
+    let mut state = ChainState::new(hasher.none_hash());
+    if data.len() < DETACH_FROM && !matches!(hasher.none_hash(), BlockHash::Int(_)) {
+        let mut digests = DigestList::new(py, blocks)?;
+        data.grow(&mut state, hasher, None, |hash| digests.push(hash.digest().unwrap_or_default()));
+        return digests.finish().ok_or_else(internal);
+    }
+    let mut hashes = Vec::with_capacity(blocks);
+    py.detach(|| data.grow(&mut state, hasher, None, |hash| hashes.push(hash)));
+    to_list(py, &hashes)
 }
 
 fn total_len(prompts: &[Bound<'_, PyAny>]) -> usize {
@@ -247,11 +300,11 @@ impl Chain {
     fn append<'py>(&self, py: Python<'py>, tokens: &Tokens) -> PyResult<Bound<'py, PyList>> {
         guarded(|| match self.state.try_lock() {
             Ok(mut state) if tokens.0.len() < DETACH_FROM && !self.ints() => {
-                let mut digests = Vec::with_capacity(tokens.0.len() / self.hasher.span() as usize + 1);
-                self.run(&mut state, &tokens.0, |hash| {
-                    digests.push(PyBytes::new(py, hash.digest().unwrap_or_default()));
-                });
-                PyList::new(py, digests)
+                let waiting = (state.state.pending() + tokens.0.len()) as u64;
+                let blocks = waiting.saturating_sub(self.hasher.lookahead()) / self.hasher.span();
+                let mut digests = DigestList::new(py, usize::try_from(blocks).unwrap_or(0))?;
+                self.run(&mut state, &tokens.0, |hash| digests.push(hash.digest().unwrap_or_default()));
+                digests.finish().ok_or_else(internal)
             }
             held => {
                 drop(held);
@@ -284,19 +337,30 @@ impl Chain {
 }
 
 /// Hash a chain of messages of these lengths, each with the digest before it inside, by SHA-256 alone: what
-/// benchmarks compare with.
+/// benchmarks compare with. `padded`: in place and padded beforehand, the least that any chain can cost.
 #[pyfunction]
-pub(crate) fn bare_sha256_chain<'py>(py: Python<'py>, lengths: Vec<usize>) -> PyResult<Bound<'py, PyBytes>> {
+#[pyo3(signature = (lengths, *, padded=false))]
+pub(crate) fn bare_sha256_chain<'py>(
+    py: Python<'py>,
+    lengths: Vec<usize>,
+    padded: bool,
+) -> PyResult<Bound<'py, PyBytes>> {
     let longest = lengths.iter().copied().max().unwrap_or(0);
     if lengths.iter().any(|length| *length < 35) || longest > 1 << 24 {
         return Err(PyValueError::new_err("expected lengths from 35 to 2^24"));
     }
-    let mut message = vec![0x17; longest];
-    let mut digest = [0; 32];
-    for length in lengths {
-        message[3..35].copy_from_slice(&digest);
-        digest = kvhash::sha256(std::hint::black_box(&message[..length]));
-    }
+    let digest = py.detach(|| {
+        if padded {
+            return kvhash::sha256_floor(&lengths);
+        }
+        let mut message = vec![0x17; longest];
+        let mut digest = [0; 32];
+        for length in &lengths {
+            message[3..35].copy_from_slice(&digest);
+            digest = kvhash::sha256(std::hint::black_box(&message[..*length]));
+        }
+        digest
+    });
     Ok(PyBytes::new(py, &digest))
 }
 
@@ -354,49 +418,67 @@ impl Drop for Closing<'_, '_> {
     }
 }
 
-/// The calling thread takes prompts in and makes Python objects, which need the interpreter, and hashes when it has
-/// neither to do; the others only hash.
+/// The calling thread takes prompts in for the others and makes Python objects, which need the interpreter, and hashes
+/// prompts itself while the others have enough to do; the others only hash.
 fn hash_batch<'py>(
     py: Python<'py>,
     hasher: &BlockHasher,
-    count: usize,
+    prompts: &[Bound<'py, PyAny>],
     take: impl Fn(usize) -> PyResult<Data>,
     threads: usize,
-    tokens: usize,
 ) -> PyResult<Bound<'py, PyList>> {
-    let threads = if tokens < THREADS_FROM { 1 } else { threads.clamp(1, count.max(1)) };
+    let count = prompts.len();
+    let threads = if total_len(prompts) < THREADS_FROM { 1 } else { threads.clamp(1, count.max(1)) };
     let pool = Pool { hasher, work: Mutex::default(), changed: Condvar::new() };
     let mut results: Vec<Option<Bound<'py, PyList>>> = vec![None; count];
     // Buffers are released attached: here they are owned until the helpers have ended.
-    let mut taken: Vec<Arc<Data>> = Vec::with_capacity(count);
+    let mut taken: Vec<Arc<Data>> = Vec::new();
+    let mut held = 0;
     std::thread::scope(|scope| {
         let closing = Closing(&pool);
+        let mut helpers = 0;
         for _ in 1..threads {
             // Without another thread the caller does the work alone.
             if std::thread::Builder::new().spawn_scoped(scope, || pool.help()).is_err() {
                 break;
             }
+            helpers += 1;
         }
-        let mut built = 0;
+        let (mut next, mut built) = (0, 0);
         while built < count {
             let mut work = lock(&pool.work);
             let done = std::mem::take(&mut work.done);
+            let backlog = work.waiting.len();
             if !done.is_empty() {
                 drop(work);
                 for (i, hashes) in done {
                     results[i] = Some(to_list(py, &hashes)?);
                     built += 1;
                 }
-            } else if taken.len() < count && work.waiting.len() < 2 * threads {
+            } else if next < count && backlog < 2 * helpers {
                 drop(work);
-                let data = Arc::new(take(taken.len())?);
-                lock(&pool.work).waiting.push_back((taken.len(), Arc::clone(&data)));
-                taken.push(data);
+                let data = Arc::new(take(next)?);
+                taken.push(Arc::clone(&data));
+                lock(&pool.work).waiting.push_back((next, data));
                 pool.changed.notify_one();
+                next += 1;
+            } else if next < count {
+                drop(work);
+                held += prompts[next].len().unwrap_or(0);
+                let hashes = match hash_tokens(py, hasher, &prompts[next])? {
+                    Some(hashes) => hashes,
+                    None => hash_data(py, hasher, &take(next)?)?,
+                };
+                results[next] = Some(hashes);
+                next += 1;
+                built += 1;
+                if held >= DETACH_FROM {
+                    held = 0;
+                    py.detach(std::thread::yield_now); // Other Python threads' turn.
+                }
             } else if let Some((i, data)) = work.waiting.pop_front() {
                 drop(work);
-                let hashes = py.detach(|| pool.hash(&data));
-                results[i] = Some(to_list(py, &hashes)?);
+                results[i] = Some(hash_data(py, hasher, &data)?);
                 built += 1;
             } else {
                 drop(work);

@@ -1,10 +1,12 @@
 //! The module `kvhash._native`: the `kvhash` crate for the Python package, which falls back to its own code without it.
 #![deny(unsafe_code)]
 
+mod buffer;
+mod dlpack;
 mod events;
 mod hashing;
 mod index;
-mod raw;
+mod sequence;
 mod tokens;
 
 use pyo3::prelude::*;
@@ -12,7 +14,8 @@ use pyo3::prelude::*;
 /// The native core of kvhash; `kvhash` uses it where it is built.
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    raw::probe(module.py());
+    sequence::probe(module.py());
+    sequence::probe_lists(module.py());
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<hashing::Engine>()?;
     module.add_class::<hashing::Chain>()?;
@@ -25,5 +28,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<events::RawTokens>()?;
     module.add_function(wrap_pyfunction!(events::decode_batch, module)?)?;
     module.add_function(wrap_pyfunction!(tokens::take_tokens, module)?)?;
+    module.add_function(wrap_pyfunction!(sequence::probed, module)?)?;
     module.add_function(wrap_pyfunction!(hashing::bare_sha256_chain, module)?)
 }

@@ -1,15 +1,18 @@
-//! Token ids taken in once: from lists and tuples of ints, and from buffers without copying.
+//! Token ids taken in once: from lists and tuples of ints, and from buffers and tensors without copying.
 
 use kvhash::{BlockHash, BlockHasher, ChainState, Keyed, Token};
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes};
 
-use crate::raw::{read_sequence, Buffer, Element, Ids};
+use crate::buffer::{Buffer, Element};
+use crate::dlpack::Dlpack;
+use crate::sequence::{read_sequence, Ids};
 
 /// Token ids as they were given.
 pub(crate) enum Data {
     Ids(Ids),
     Buffer(Buffer),
+    Dlpack(Dlpack),
 }
 
 macro_rules! with_slice {
@@ -17,16 +20,20 @@ macro_rules! with_slice {
         match $data {
             Data::Ids(Ids::Narrow($tokens)) => $body,
             Data::Ids(Ids::Wide($tokens)) => $body,
-            Data::Buffer(buffer) => match buffer.element() {
-                Element::U8 => with_slice!(@ buffer, u8, $tokens => $body),
-                Element::U16 => with_slice!(@ buffer, u16, $tokens => $body),
-                Element::U32 => with_slice!(@ buffer, u32, $tokens => $body),
-                Element::U64 => with_slice!(@ buffer, u64, $tokens => $body),
-                Element::I8 => with_slice!(@ buffer, i8, $tokens => $body),
-                Element::I16 => with_slice!(@ buffer, i16, $tokens => $body),
-                Element::I32 => with_slice!(@ buffer, i32, $tokens => $body),
-                Element::I64 => with_slice!(@ buffer, i64, $tokens => $body),
-            },
+            Data::Buffer(buffer) => with_slice!(buffer, buffer, $tokens => $body),
+            Data::Dlpack(tensor) => with_slice!(buffer, tensor, $tokens => $body),
+        }
+    };
+    (buffer, $buffer:ident, $tokens:ident => $body:expr) => {
+        match $buffer.element() {
+            Element::U8 => with_slice!(@ $buffer, u8, $tokens => $body),
+            Element::U16 => with_slice!(@ $buffer, u16, $tokens => $body),
+            Element::U32 => with_slice!(@ $buffer, u32, $tokens => $body),
+            Element::U64 => with_slice!(@ $buffer, u64, $tokens => $body),
+            Element::I8 => with_slice!(@ $buffer, i8, $tokens => $body),
+            Element::I16 => with_slice!(@ $buffer, i16, $tokens => $body),
+            Element::I32 => with_slice!(@ $buffer, i32, $tokens => $body),
+            Element::I64 => with_slice!(@ $buffer, i64, $tokens => $body),
         }
     };
     (@ $buffer:ident, $type:ty, $tokens:ident => $body:expr) => {{
@@ -49,7 +56,10 @@ impl Data {
         if object.is_instance_of::<PyBytes>() || object.is_instance_of::<PyByteArray>() {
             return None;
         }
-        let data = Self::Buffer(Buffer::open(object)?);
+        let data = match Buffer::open(object) {
+            Some(buffer) => Self::Buffer(buffer),
+            None => Self::Dlpack(Dlpack::open(object)?),
+        };
         (!with_slice!(&data, tokens => any_negative(tokens))).then_some(data)
     }
 
@@ -58,6 +68,7 @@ impl Data {
             Self::Ids(Ids::Narrow(tokens)) => tokens.len(),
             Self::Ids(Ids::Wide(tokens)) => tokens.len(),
             Self::Buffer(buffer) => buffer.len(),
+            Self::Dlpack(tensor) => tensor.len(),
         }
     }
 
@@ -88,7 +99,7 @@ impl Tokens {
     }
 }
 
-/// Take in a list or tuple of ints, or a one-dimensional integer buffer; None where the Python definition must look.
+/// Take in a list or tuple of ints, or a one-dimensional integer buffer or tensor; None where the Python definition must look.
 #[pyfunction]
 pub(crate) fn take_tokens(tokens: &Bound<'_, PyAny>) -> Option<Tokens> {
     Data::take(tokens).map(Tokens)

@@ -1,15 +1,17 @@
 //! One algorithm of one release: a preimage in, a chain value out. The hot path is here.
 //!
 //! A block without extra keys is written straight into a buffer of the digest's blocks, padding included, and
-//! compressed where it stands: nothing is allocated, and nothing is copied but the parent's bytes.
+//! compressed where it stands: nothing is allocated, and nothing is copied but the parent's bytes. A run of such
+//! blocks is written one ahead, see [`crate::sha256_chain`].
 
-use sha2::block_api::compress256;
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::block_hash::BlockHash;
 use crate::cbor::{self, Cbor};
 use crate::contract::{Algorithm, ChainValues, Digest, Serialization};
+use crate::cpu::Cpu;
 use crate::pickle5::{self, Pickle};
+use crate::sha256_chain::digest_after;
 use crate::value::{Serializer, Value};
 
 /// A token id in one of the widths in which callers hold it; a signed one must not be negative.
@@ -18,10 +20,16 @@ pub trait Token: Copy + Send + Sync {
     fn value(self) -> u64;
     /// Whether it is negative.
     fn is_negative(self) -> bool;
+    /// Sixteen tokens as 32 bits each, where they are held so.
+    #[inline]
+    fn narrow(_tokens: &[Self; 16]) -> Option<&[u32; 16]> {
+        None
+    }
 }
 
 macro_rules! tokens {
-    ($($type:ty),*) => { $(impl Token for $type {
+    ($($type:ty $(: $narrow:item)?),*) => { $(impl Token for $type {
+        $(#[inline] $narrow)?
         #[inline]
         fn value(self) -> u64 {
             self as u64
@@ -33,39 +41,61 @@ macro_rules! tokens {
         }
     })* };
 }
-tokens!(u8, u16, u32, u64, i8, i16, i32, i64);
+tokens!(u8, u16, u32: fn narrow(tokens: &[u32; 16]) -> Option<&[u32; 16]> { Some(tokens) }, u64, i8, i16, i32, i64);
 
-const SHA256_START: [u32; 8] =
-    [0x6a09_e667, 0xbb67_ae85, 0x3c6e_f372, 0xa54f_f53a, 0x510e_527f, 0x9b05_688c, 0x1f83_d9ab, 0x5be0_cd19];
+/// The blocks of a prompt, one after the other, from wherever their tokens are.
+pub trait Blocks {
+    /// How the tokens are held.
+    type Token: Token;
+    /// The tokens of the next block, all blocks of one length; `None` after the last.
+    fn next_block(&mut self) -> Option<&[Self::Token]>;
+}
+
+impl<T: Token> Blocks for std::slice::ChunksExact<'_, T> {
+    type Token = T;
+    #[inline]
+    fn next_block(&mut self) -> Option<&[T]> {
+        self.next()
+    }
+}
 
 /// The shortest and longest tuple whose pickle the fast writer makes: shorter ones have opcodes of their own, longer
 /// ones may not fit one frame.
 const PICKLED: std::ops::RangeInclusive<usize> = 4..=4096;
 
-/// Room for everything of a preimage but the tokens: heads, a parent of 34 bytes at most, and the slack of eight-byte
-/// writes.
-const OVERHEAD: usize = 96;
+/// Room for everything of a preimage but the tokens: heads, a parent of 34 bytes at most, padding, and the slack of
+/// writes that are wider than what they write.
+const OVERHEAD: usize = 96 + 72 + 128;
+
+/// Room for a preimage and its padding. It starts at the first cache line of its buffer: many short writes overlap
+/// in it, and one that crosses a line costs the digest's loads dearly.
+#[derive(Debug, Default, Clone)]
+struct Preimage(Vec<u8>);
+
+impl Preimage {
+    #[inline]
+    fn room(&mut self, len: usize) -> &mut [u8] {
+        const LINE: usize = 64;
+        if self.0.len() < len + 2 * LINE {
+            self.0.resize(len + 2 * LINE, 0);
+        }
+        let skip = self.0.as_ptr().align_offset(LINE).min(LINE);
+        &mut self.0[skip..]
+    }
+
+    /// Room for a plain block of so many tokens.
+    #[inline]
+    fn plain(&mut self, tokens: usize) -> &mut [u8] {
+        self.room(tokens * pickle5::MAX_INT.max(cbor::MAX_HEAD) + OVERHEAD)
+    }
+}
 
 /// Buffers that live from block to block.
 #[derive(Debug, Default, Clone)]
 pub(crate) struct Scratch {
-    /// The preimage of a plain block. It starts at the first cache line of this buffer: many short writes overlap in
-    /// it, and one that crosses a line costs the digest's loads dearly.
-    block: Vec<u8>,
+    /// A preimage, and the one after it.
+    plain: [Preimage; 2],
     general: Vec<u8>,
-}
-
-impl Scratch {
-    /// Room for a preimage of `len` bytes and its padding, at the start of a cache line.
-    #[inline]
-    fn room(&mut self, len: usize) -> &mut [u8] {
-        const LINE: usize = 64;
-        if self.block.len() < len + 2 * LINE {
-            self.block.resize(len + 2 * LINE, 0);
-        }
-        let skip = self.block.as_ptr().align_offset(LINE).min(LINE);
-        &mut self.block[skip..]
-    }
 }
 
 /// SHA-256 as this crate uses it.
@@ -73,6 +103,25 @@ impl Scratch {
 pub fn sha256(data: &[u8]) -> [u8; 32] {
     use sha2::Digest as _;
     sha2::Sha256::digest(data).into()
+}
+
+/// SHA-256 and nothing else: a chain of messages of these lengths, padded beforehand, each with the digest before it
+/// inside. No chain of block hashes can be faster on this processor; benchmarks compare with it.
+#[doc(hidden)]
+#[must_use]
+pub fn sha256_floor(lengths: &[usize]) -> [u8; 32] {
+    let cpu = Cpu::detect();
+    let longest = lengths.iter().copied().max().unwrap_or(0);
+    let mut message = Preimage::default();
+    let out = message.room(longest + OVERHEAD);
+    out.fill(0x17);
+    out[3..35].fill(0);
+    let mut hash = Aligned([0; 32]);
+    for length in lengths {
+        let blocks = (length.max(&35) + 9).div_ceil(64);
+        digest_after::<3>(cpu, std::hint::black_box(&out.as_chunks().0[..blocks]), &mut hash.0);
+    }
+    hash.0
 }
 
 /// An algorithm together with what its release chains.
@@ -164,39 +213,48 @@ impl HashFunction {
         self.digest(&scratch.general)
     }
 
-    /// Hash `(parent, tokens, None)`, fast.
-    #[inline]
-    pub(crate) fn plain_block<T: Token>(
+    /// Hash a run of blocks of `span` tokens that have no extra keys: `parent` is the hash before them and becomes
+    /// the last one of them.
+    pub(crate) fn plain_run<B: Blocks>(
         &self,
         scratch: &mut Scratch,
-        parent: &BlockHash,
-        tokens: &[T],
-    ) -> BlockHash {
-        let out = scratch.room(tokens.len() * pickle5::MAX_INT.max(cbor::MAX_HEAD) + OVERHEAD + 72);
-        let end = match (self.algorithm.serialization, parent) {
-            (_, BlockHash::Int(_)) => None,
-            (Serialization::Cbor, _) => Some(write_cbor(out, parent, tokens)),
-            (Serialization::Pickle5, _) if PICKLED.contains(&tokens.len()) => {
-                Some(write_pickle(out, parent, tokens))
+        parent: &mut BlockHash,
+        span: usize,
+        blocks: &mut B,
+        sink: &mut impl FnMut(BlockHash),
+    ) {
+        let by_sha256 = matches!(self.algorithm.digest, Digest::Sha256);
+        match (self.algorithm.serialization, &mut *parent) {
+            (Serialization::Cbor, BlockHash::Sha256(parent)) if by_sha256 => {
+                run::<CborForm, B>(scratch, parent, span, blocks, sink)
             }
-            _ => None,
-        };
-        let Some(end) = end else {
-            return self.keyed_block(scratch, parent, tokens, None);
-        };
-        match self.algorithm.digest {
-            Digest::Xxh3 => self.keep_xxh3(xxh3_128(&out[..end])),
-            Digest::Sha256 => {
-                let blocks = pad_sha256(out, end);
-                let mut state = SHA256_START;
-                compress256(&mut state, &out.as_chunks().0[..blocks]);
-                let mut digest = [0; 32];
-                for (to, word) in digest.chunks_exact_mut(4).zip(state) {
-                    to.copy_from_slice(&word.to_be_bytes());
+            (Serialization::Pickle5, BlockHash::Sha256(parent)) if by_sha256 && PICKLED.contains(&span) => {
+                run::<PickleForm, B>(scratch, parent, span, blocks, sink)
+            }
+            _ => {
+                while let Some(tokens) = blocks.next_block() {
+                    *parent = self.other_block(scratch, parent, tokens);
+                    sink(*parent);
                 }
-                self.keep_sha256(digest)
             }
         }
+    }
+
+    /// Hash `(parent, tokens, None)` of the algorithms that do not chain SHA-256 digests.
+    #[inline]
+    fn other_block<T: Token>(&self, scratch: &mut Scratch, parent: &BlockHash, tokens: &[T]) -> BlockHash {
+        let BlockHash::Xxh3(digest) = parent else {
+            return self.keyed_block(scratch, parent, tokens, None);
+        };
+        let out = scratch.plain[0].plain(tokens.len());
+        let end = match self.algorithm.serialization {
+            Serialization::Cbor => plain::<CborForm, T>(out, digest, tokens),
+            Serialization::Pickle5 if PICKLED.contains(&tokens.len()) => {
+                plain::<PickleForm, T>(out, digest, tokens)
+            }
+            Serialization::Pickle5 => return self.keyed_block(scratch, parent, tokens, None),
+        };
+        self.keep_xxh3(xxh3_128(&out[..end]))
     }
 }
 
@@ -224,56 +282,114 @@ fn preimage<T: Token>(
     writer.close(3);
 }
 
-/// Write a digest after its head; returns the position after it.
-#[inline]
-fn write_parent(out: &mut [u8], at: usize, parent: &BlockHash) -> usize {
-    match parent {
-        BlockHash::Sha256(digest) | BlockHash::Int(digest) => {
-            out[at..at + 32].copy_from_slice(digest);
-            at + 32
-        }
-        BlockHash::Xxh3(digest) => {
-            out[at..at + 16].copy_from_slice(digest);
-            at + 16
-        }
+/// How a preimage without extra keys is written: what stands before the parent, and what follows it.
+trait Form {
+    /// Where a parent of 32 bytes stands.
+    const PARENT: usize;
+    /// Write what comes before the tokens of a block of `span`, but for the parent of `parent` bytes; returns where
+    /// the parent and where the tokens stand.
+    fn start(out: &mut [u8], parent: usize, span: usize) -> (usize, usize);
+    /// Write the tokens and what follows; returns the preimage's length.
+    fn rest<T: Token>(cpu: Cpu, out: &mut [u8], at: usize, tokens: &[T]) -> usize;
+}
+
+struct CborForm;
+
+impl Form for CborForm {
+    const PARENT: usize = 3;
+
+    fn start(out: &mut [u8], parent: usize, span: usize) -> (usize, usize) {
+        out[0] = cbor::array_major() | 3;
+        let at = cbor::write_head(out, 1, cbor::bytes_major(), parent as u64);
+        (at, cbor::write_head(out, at + parent, cbor::array_major(), span as u64))
+    }
+
+    #[inline]
+    fn rest<T: Token>(cpu: Cpu, out: &mut [u8], at: usize, tokens: &[T]) -> usize {
+        let at = cbor::write_tokens(cpu, out, at, tokens);
+        out[at] = cbor::null();
+        at + 1
     }
 }
 
-#[inline]
-fn parent_len(parent: &BlockHash) -> u8 {
-    if matches!(parent, BlockHash::Xxh3(_)) {
-        16
-    } else {
-        32
+struct PickleForm;
+
+/// Where the frame of a pickle begins, after PROTO, FRAME and the frame's length.
+const FRAME: usize = 11;
+
+impl Form for PickleForm {
+    const PARENT: usize = FRAME + 2;
+
+    /// PROTO, FRAME; SHORT_BINBYTES parent MEMOIZE; MARK.
+    fn start(out: &mut [u8], parent: usize, _span: usize) -> (usize, usize) {
+        out[..3].copy_from_slice(b"\x80\x05\x95");
+        out[FRAME] = b'C';
+        out[FRAME + 1] = parent as u8;
+        let at = Self::PARENT + parent;
+        out[at] = 0x94;
+        out[at + 1] = b'(';
+        (Self::PARENT, at + 2)
+    }
+
+    /// Tokens TUPLE MEMOIZE; NONE TUPLE3 MEMOIZE STOP; and the frame's length.
+    #[inline]
+    fn rest<T: Token>(cpu: Cpu, out: &mut [u8], at: usize, tokens: &[T]) -> usize {
+        let at = pickle5::write_tokens(cpu, out, at, tokens);
+        out[at..at + 6].copy_from_slice(b"t\x94N\x87\x94.");
+        let end = at + 6;
+        out[3..FRAME].copy_from_slice(&((end - FRAME) as u64).to_le_bytes());
+        end
     }
 }
 
+/// A whole preimage of a chain of XXH3 digests; returns its length.
 #[inline]
-fn write_cbor<T: Token>(out: &mut [u8], parent: &BlockHash, tokens: &[T]) -> usize {
-    out[0] = cbor::array_major() | 3;
-    let at = cbor::write_head(out, 1, cbor::bytes_major(), parent_len(parent).into());
-    let at = write_parent(out, at, parent);
-    let at = cbor::write_head(out, at, cbor::array_major(), tokens.len() as u64);
-    let at = cbor::write_tokens(out, at, tokens);
-    out[at] = cbor::null();
-    at + 1
+fn plain<F: Form, T: Token>(out: &mut [u8], parent: &[u8; 16], tokens: &[T]) -> usize {
+    let (at, tokens_at) = F::start(out, parent.len(), tokens.len());
+    out[at..at + parent.len()].copy_from_slice(parent);
+    F::rest(Cpu::detect(), out, tokens_at, tokens)
 }
 
-/// PROTO, FRAME; SHORT_BINBYTES parent MEMOIZE; MARK tokens TUPLE MEMOIZE; NONE TUPLE3 MEMOIZE STOP.
+/// A digest that crosses no cache line: it is read as soon as it is written.
+#[repr(align(32))]
+struct Aligned([u8; 32]);
+
+/// The blocks' digests, each preimage written while the one before it is compressed.
 #[inline]
-fn write_pickle<T: Token>(out: &mut [u8], parent: &BlockHash, tokens: &[T]) -> usize {
-    const BODY: usize = 11;
-    out[..3].copy_from_slice(b"\x80\x05\x95");
-    out[BODY] = b'C';
-    out[BODY + 1] = parent_len(parent);
-    let at = write_parent(out, BODY + 2, parent);
-    out[at] = 0x94;
-    out[at + 1] = b'(';
-    let at = pickle5::write_tokens(out, at + 2, tokens);
-    out[at..at + 6].copy_from_slice(b"t\x94N\x87\x94.");
-    let end = at + 6;
-    out[3..BODY].copy_from_slice(&((end - BODY) as u64).to_le_bytes());
-    end
+fn run<F: Form, B: Blocks>(
+    scratch: &mut Scratch,
+    parent: &mut [u8; 32],
+    span: usize,
+    blocks: &mut B,
+    sink: &mut impl FnMut(BlockHash),
+) {
+    let Some(tokens) = blocks.next_block() else { return };
+    let cpu = Cpu::detect();
+    let [mut now, mut next] = scratch.plain.each_mut().map(|preimage| {
+        let out = preimage.plain(span);
+        out[..64].fill(0);
+        let (_, tokens_at) = F::start(out, parent.len(), span);
+        (out, tokens_at)
+    });
+    let write = |(out, at): &mut (&mut [u8], usize), tokens: &[B::Token]| {
+        let end = F::rest(cpu, out, *at, tokens);
+        pad_sha256(out, end)
+    };
+    let mut filled = write(&mut now, tokens);
+    let mut hash = Aligned(*parent);
+    loop {
+        let then = blocks.next_block().map(|tokens| write(&mut next, tokens));
+        let message = &now.0.as_chunks().0[..filled];
+        match F::PARENT {
+            3 => digest_after::<3>(cpu, message, &mut hash.0),
+            _ => digest_after::<13>(cpu, message, &mut hash.0),
+        }
+        sink(BlockHash::Sha256(hash.0));
+        let Some(then) = then else { break };
+        filled = then;
+        std::mem::swap(&mut now, &mut next);
+    }
+    *parent = hash.0;
 }
 
 /// Pad the message that ends at `end` as SHA-256 says; returns how many blocks of 64 bytes it fills.
@@ -282,7 +398,7 @@ fn pad_sha256(out: &mut [u8], end: usize) -> usize {
     let blocks = (end + 9).div_ceil(64);
     let total = blocks * 64;
     out[end] = 0x80;
-    out[end + 1..total - 8].fill(0);
+    out[end + 1..end + 73].fill(0); // More than the padding has, of a length that is known.
     out[total - 8..total].copy_from_slice(&((end as u64) * 8).to_be_bytes());
     blocks
 }
@@ -320,13 +436,17 @@ mod tests {
         for name in contract.algorithms {
             let function = HashFunction::new(contract.algorithm(name).unwrap(), contract.chain_values);
             let parent = function.text("seed");
-            for len in (0..200).chain([4095, 4096, 4097]) {
-                let tokens: Vec<u64> = (0..len).map(|i| values[(i * 7 + len) % values.len()]).collect();
-                assert_eq!(
-                    function.plain_block(&mut scratch, &parent, &tokens),
-                    function.keyed_block(&mut Scratch::default(), &parent, &tokens, None),
-                    "{name} {len}"
-                );
+            for len in (1..200).chain([4095, 4096, 4097]) {
+                let tokens: Vec<u64> = (0..len * 4).map(|i| values[(i * 7 + len) % values.len()]).collect();
+                let (mut hash, mut hashes) = (parent, Vec::new());
+                let mut blocks = tokens.chunks_exact(len);
+                function.plain_run(&mut scratch, &mut hash, len, &mut blocks, &mut |hash| hashes.push(hash));
+                let mut expected = parent;
+                for (block, hash) in tokens.chunks_exact(len).zip(&hashes) {
+                    expected = function.keyed_block(&mut Scratch::default(), &expected, block, None);
+                    assert_eq!(*hash, expected, "{name} {len}");
+                }
+                assert_eq!((hashes.len(), hash), (4, expected), "{name} {len}");
             }
         }
     }

@@ -4,7 +4,7 @@ use crate::block_hash::BlockHash;
 use crate::contract::{Algorithm, Contract};
 use crate::error::{Code, Error, Result};
 use crate::extra_keys::RequestKeys;
-use crate::function::{HashFunction, Scratch, Token};
+use crate::function::{Blocks, HashFunction, Scratch, Token};
 use crate::value::Value;
 
 /// The largest block size and context-parallel size.
@@ -163,6 +163,15 @@ impl BlockHasher {
         let mut hashes = Vec::with_capacity(self.blocks_in(tokens.len()));
         state.grow(self, None, tokens, |hash| hashes.push(hash));
         hashes
+    }
+
+    /// Hash the blocks of a prompt that has nothing but tokens, from wherever they are, and give each hash to `sink`.
+    ///
+    /// Without look-ahead only: `blocks` gives nothing that follows a block. Every block must have the hasher's span.
+    pub fn hash_blocks<B: Blocks>(&self, blocks: &mut B, mut sink: impl FnMut(BlockHash)) {
+        let span = usize::try_from(self.span).unwrap_or(usize::MAX);
+        let mut hash = self.none_hash;
+        self.function.plain_run(&mut Scratch::default(), &mut hash, span, blocks, &mut sink);
     }
 
     /// The hashes of many prompts, over as many threads as the machine runs at once.
@@ -340,18 +349,24 @@ impl ChainState {
         let span = hasher.span as usize; // A block of this size fits in memory: it is full.
         let lookahead = hasher.lookahead as usize;
         let function = hasher.function;
+        let scratch = &mut self.scratch;
+        let mut parent = self.parent;
+        // Blocks without keys, most of all blocks, are hashed as runs.
+        let mut run_from = 0;
         for i in 0..blocks {
-            let block = &tokens[i * span..(i + 1) * span];
-            let keys = keyed.and_then(|keyed| {
-                keyed.slot(hasher, self.blocks, &tokens[(i + 1) * span..(i + 1) * span + lookahead])
-            });
-            self.parent = match keys {
-                None => function.plain_block(&mut self.scratch, &self.parent, block),
-                Some(keys) => function.keyed_block(&mut self.scratch, &self.parent, block, Some(&keys)),
-            };
-            self.blocks += 1;
-            sink(self.parent);
+            let following = &tokens[(i + 1) * span..(i + 1) * span + lookahead];
+            let keys = keyed.and_then(|keyed| keyed.slot(hasher, self.blocks + i as u64, following));
+            let Some(keys) = keys else { continue };
+            let mut run = tokens[run_from * span..i * span].chunks_exact(span);
+            function.plain_run(scratch, &mut parent, span, &mut run, sink);
+            parent = function.keyed_block(scratch, &parent, &tokens[i * span..(i + 1) * span], Some(&keys));
+            sink(parent);
+            run_from = i + 1;
         }
+        let mut run = tokens[run_from * span..blocks * span].chunks_exact(span);
+        function.plain_run(scratch, &mut parent, span, &mut run, sink);
+        self.parent = parent;
+        self.blocks += blocks as u64;
         blocks * span
     }
 }

@@ -2,7 +2,9 @@
 //!
 //! The rules of memo, frames and large payloads are told in the Python SDK's `serialize/pickle5.py`.
 
+use crate::cpu::Cpu;
 use crate::value::{Serializer, Tag};
+use crate::Token;
 
 const FRAME_SIZE_TARGET: usize = 64 * 1024;
 const FRAME_SIZE_MIN: usize = 4;
@@ -15,10 +17,37 @@ pub(crate) const MAX_INT: usize = 11;
 /// For a token below 2^31, by how many of the limits 2^8 and 2^16 it reaches: opcode and width.
 const INTS: [(u64, usize); 3] = [(b'K' as u64, 2), (b'M' as u64, 3), (b'J' as u64, 5)];
 
-/// Write token ids at `at`, which needs [`MAX_INT`] bytes a token; returns the position after them. Without a branch
-/// for what vocabularies hold, as the CBOR writer.
+/// Write token ids at `at`, which needs [`MAX_INT`] bytes a token and the slack of the CBOR writer; returns the
+/// position after them.
 #[inline]
-pub(crate) fn write_tokens<T: crate::Token>(out: &mut [u8], mut at: usize, tokens: &[T]) -> usize {
+pub(crate) fn write_tokens<T: Token>(cpu: Cpu, out: &mut [u8], mut at: usize, tokens: &[T]) -> usize {
+    let (parts, rest) = tokens.as_chunks::<16>();
+    for part in parts {
+        #[cfg(target_arch = "x86_64")]
+        if let Some(wide) = cpu.wide {
+            let copied;
+            let (narrow, fit) = match T::narrow(part) {
+                Some(narrow) => (narrow, narrow.iter().all(|token| *token <= 0x7fff_ffff)),
+                None => {
+                    copied = part.map(|token| token.value() as u32);
+                    let all = part.iter().fold(0, |all, token| all | token.value());
+                    (&copied, all <= 0x7fff_ffff)
+                }
+            };
+            if let (Some(out), true) = (out[at..].first_chunk_mut(), fit) {
+                at += wide.write_pickle(out, narrow);
+                continue;
+            }
+        }
+        let _ = cpu;
+        at = write_each(out, at, part);
+    }
+    write_each(out, at, rest)
+}
+
+/// Without a branch for what vocabularies hold, as the CBOR writer.
+#[inline]
+fn write_each<T: Token>(out: &mut [u8], mut at: usize, tokens: &[T]) -> usize {
     for token in tokens {
         let token = token.value();
         if token > 0x7fff_ffff {
@@ -154,7 +183,7 @@ impl Serializer for Pickle<'_> {
         self.save();
         let mut buffer = [0; 24];
         let end = if (0..1 << 31).contains(&value) {
-            write_tokens(&mut buffer, 0, &[value as u64])
+            write_each(&mut buffer, 0, &[value as u64])
         } else if let Ok(value) = i32::try_from(value) {
             buffer[0] = b'J';
             buffer[1..5].copy_from_slice(&value.to_le_bytes());
@@ -257,12 +286,31 @@ mod tests {
             writer.uint256(&wide);
             writer.finish();
             let mut buffer = [0; 16];
-            let end = write_tokens(&mut buffer, 0, &[number]);
+            let end = write_each(&mut buffer, 0, &[number]);
             let mut writer = Pickle::new(&mut two);
             writer.int(number.into());
             writer.finish();
             assert_eq!(one, two);
             assert_eq!(two[two.len() - 1 - end..two.len() - 1], buffer[..end]);
+        }
+    }
+
+    /// Every width in every place of sixteen.
+    #[test]
+    fn sixteen_tokens_are_written_as_each_is() {
+        let widths = [0, 255, 256, 65_535, 65_536, (1 << 31) - 1, 1 << 31];
+        for start in 0..widths.len() {
+            for step in 0..widths.len() {
+                let tokens: [u64; 37] = std::array::from_fn(|i| {
+                    widths[(start + i * step + i / 5) % (widths.len() - usize::from(i % 3 > 0))]
+                });
+                let (mut each, mut all) = ([0; 512], [0; 512]);
+                let end = write_each(&mut each, 0, &tokens);
+                for cpu in [Cpu::detect(), Cpu::none()] {
+                    assert_eq!(write_tokens(cpu, &mut all, 0, &tokens), end);
+                    assert_eq!(all[..end], each[..end]);
+                }
+            }
         }
     }
 }

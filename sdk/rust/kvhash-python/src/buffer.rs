@@ -1,5 +1,4 @@
-//! The unsafe part: token ids read from Python objects through the C API, without copying buffers and without a
-//! reference count an element.
+//! Unsafe: buffers of integers, read without copying.
 //!
 //! Everything here runs attached to the interpreter, except the reading of a buffer, which outlives the call that
 //! opened it: [`Buffer`] keeps the exporter's view open, so its memory stays where it is. Another thread may write to
@@ -8,11 +7,9 @@
 
 use std::ffi::{c_char, c_int, c_void, CStr};
 use std::ptr;
-use std::sync::OnceLock;
 
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyTuple};
 
 /// `Py_buffer`. It and its functions joined the stable ABI with Python 3.11; CPython 3.10 exports the same functions
 /// over the same layout.
@@ -51,6 +48,34 @@ pub(crate) enum Element {
     I16,
     I32,
     I64,
+}
+
+impl Element {
+    /// Integers of so many bytes.
+    pub(crate) fn of(size: usize, signed: bool) -> Option<Self> {
+        Some(match (size, signed) {
+            (1, false) => Self::U8,
+            (2, false) => Self::U16,
+            (4, false) => Self::U32,
+            (8, false) => Self::U64,
+            (1, true) => Self::I8,
+            (2, true) => Self::I16,
+            (4, true) => Self::I32,
+            (8, true) => Self::I64,
+            _ => return None,
+        })
+    }
+
+    /// Whether `T` has the size of these.
+    pub(crate) fn is<T>(self) -> bool {
+        let size = match self {
+            Self::U8 | Self::I8 => 1,
+            Self::U16 | Self::I16 => 2,
+            Self::U32 | Self::I32 => 4,
+            Self::U64 | Self::I64 => 8,
+        };
+        std::mem::size_of::<T>() == size
+    }
 }
 
 /// An open view of one dimension of integers.
@@ -116,17 +141,9 @@ impl Buffer {
             b'B' | b'H' | b'I' | b'L' | b'Q' | b'N' => false,
             _ => return false,
         };
-        self.element = match (view.itemsize, signed) {
-            (1, false) => Element::U8,
-            (2, false) => Element::U16,
-            (4, false) => Element::U32,
-            (8, false) => Element::U64,
-            (1, true) => Element::I8,
-            (2, true) => Element::I16,
-            (4, true) => Element::I32,
-            (8, true) => Element::I64,
-            _ => return false,
-        };
+        let size = usize::try_from(view.itemsize).unwrap_or(0);
+        let Some(element) = Element::of(size, signed) else { return false };
+        self.element = element;
         let Ok(len) = usize::try_from(len) else { return false };
         self.len = len;
         len == 0
@@ -145,7 +162,7 @@ impl Buffer {
 
     /// The elements; `T` must be the type that [`Buffer::element`] names.
     pub(crate) fn slice<T: kvhash::Token>(&self) -> &[T] {
-        assert_eq!(std::mem::size_of::<T>() as isize, self.view.itemsize);
+        assert!(self.element.is::<T>());
         if self.len == 0 {
             return &[];
         }
@@ -159,114 +176,5 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         // SAFETY: the view was opened by GetBuffer and is released once, attached.
         Python::attach(|_| unsafe { PyBuffer_Release(&mut *self.view) });
-    }
-}
-
-/// How a positive int of one digit looks in this interpreter: the word behind its header, which tells the number of
-/// digits and the sign. Unset where a probe found another layout.
-///
-/// An int's layout is not part of the stable ABI, so nothing is taken on trust: [`probe`] compares what it reads with
-/// known values, and everything that does not look so goes through the C API. All reads lie within the smallest int
-/// object (a header of two words, a word, a digit of 32 bits).
-static SMALL_INT: OnceLock<usize> = OnceLock::new();
-
-/// The word and the digit behind an int's header.
-///
-/// # Safety
-/// `item` is a live exact int.
-#[inline]
-unsafe fn word_and_digit(item: *mut ffi::PyObject) -> (usize, u32) {
-    // SAFETY: as told at `SMALL_INT`.
-    unsafe {
-        let word = item.cast::<usize>().add(2);
-        (word.read(), word.add(1).cast::<u32>().read())
-    }
-}
-
-/// Find out how small ints look; called once, when the module is imported.
-pub(crate) fn probe(py: Python<'_>) {
-    if std::mem::size_of::<usize>() != 8 {
-        return;
-    }
-    let look = |value: i128| {
-        let int = value.into_pyobject(py).ok()?.into_any();
-        // SAFETY: the int is alive while it is read.
-        unsafe { (ffi::PyLong_CheckExact(int.as_ptr()) != 0).then(|| word_and_digit(int.as_ptr())) }
-    };
-    let Some((small, 5)) = look(5) else { return };
-    let one_digit = [1, 23, 256, 65_535, 70_000, 151_000, (1 << 29) + 12_345, (1 << 30) - 1];
-    let others = [0, -1, -5, -70_000, 1 << 30, (1 << 30) + 5, 1 << 40, (1 << 64) - 1, -(1 << 31), -(1 << 40)];
-    let alike = one_digit.iter().all(|value| look(*value).is_some_and(|seen| seen == (small, *value as u32)))
-        && others.iter().all(|value| look(*value).is_some_and(|(word, _)| word != small));
-    if alike {
-        let _ = SMALL_INT.set(small);
-    }
-}
-
-/// Token ids of a list or tuple.
-pub(crate) enum Ids {
-    /// All below 2^32.
-    Narrow(Vec<u32>),
-    /// Any.
-    Wide(Vec<u64>),
-}
-
-/// Read a list or tuple (not a subclass) of plain ints from 0 to 2^64 - 1; `None` for anything else.
-pub(crate) fn read_sequence(object: &Bound<'_, PyAny>) -> Option<Ids> {
-    // SAFETY (of both calls): the object is of that type, and an item is borrowed and used at once. No Python code
-    // runs between, so the object cannot change under us.
-    if let Ok(list) = object.cast_exact::<PyList>() {
-        read(list.len(), |i| unsafe { ffi::PyList_GetItem(list.as_ptr(), i as ffi::Py_ssize_t) })
-    } else if let Ok(tuple) = object.cast_exact::<PyTuple>() {
-        read(tuple.len(), |i| unsafe { ffi::PyTuple_GetItem(tuple.as_ptr(), i as ffi::Py_ssize_t) })
-    } else {
-        None
-    }
-}
-
-#[inline]
-fn read(len: usize, item: impl Fn(usize) -> *mut ffi::PyObject) -> Option<Ids> {
-    let small = SMALL_INT.get().copied();
-    let mut narrow: Vec<u32> = Vec::with_capacity(len);
-    for i in 0..len {
-        let value = read_int(item(i), small)?;
-        if let Ok(value) = u32::try_from(value) {
-            narrow.push(value);
-            continue;
-        }
-        let mut wide: Vec<u64> = Vec::with_capacity(len);
-        wide.extend(narrow.iter().map(|value| u64::from(*value)));
-        wide.push(value);
-        for i in i + 1..len {
-            wide.push(read_int(item(i), small)?);
-        }
-        return Some(Ids::Wide(wide));
-    }
-    Some(Ids::Narrow(narrow))
-}
-
-#[inline]
-fn read_int(item: *mut ffi::PyObject, small: Option<usize>) -> Option<u64> {
-    // SAFETY: the item is a live borrowed reference; an exception that is set is taken away.
-    unsafe {
-        if item.is_null() {
-            ffi::PyErr_Clear();
-            return None;
-        }
-        if ffi::PyLong_CheckExact(item) == 0 {
-            return None;
-        }
-        if let Some(small) = small {
-            let (word, digit) = word_and_digit(item);
-            if word == small {
-                return Some(digit.into());
-            }
-        }
-        let value = ffi::PyLong_AsUnsignedLongLong(item);
-        if value == u64::MAX && !ffi::PyErr_Occurred().is_null() {
-            ffi::PyErr_Clear();
-            return None;
-        }
-        Some(value)
     }
 }
