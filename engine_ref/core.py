@@ -78,8 +78,9 @@ class EngineCore:
 
     def _settle(self) -> StepResult:
         plan = self._in_flight.popleft()
-        known = dict(self.scheduler.requests)
-        tokens = self.scheduler.update_from_output(plan, self.runner.execute(plan, known))
+        live = self.scheduler.requests
+        before = [live[i] for i in plan.num_scheduled_tokens if i in live]
+        sampled = self.runner.execute(plan, {**live, **plan.requests})
+        tokens = self.scheduler.update_from_output(plan, sampled)
         self.publish_events()
-        ended = (known[i] for i in plan.num_scheduled_tokens if i in known)
-        return StepResult(tokens=tokens, finished=tuple(r for r in ended if r.status.is_finished))
+        return StepResult(tokens=tokens, finished=tuple(r for r in before if r.status.is_finished))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ..coordinator import CacheConfig
+from ..request import Request
 
 __all__ = ["CachedRequest", "NewRequest", "SchedulerConfig", "StepPlan"]
 
@@ -56,9 +57,14 @@ class CachedRequest:
 
 @dataclass(slots=True, kw_only=True)
 class StepPlan:
-    """One step. ``num_scheduled_tokens``: tokens of each request, in the order in which they were planned."""
+    """One step. ``num_scheduled_tokens``: tokens of each request, in the order in which they were planned.
+
+    ``requests``: those that the step will run. One that ends before the step has run stays: others may have hit the
+    blocks that it fills.
+    """
 
     num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
+    requests: dict[str, Request] = field(default_factory=dict)
     new_requests: list[NewRequest] = field(default_factory=list)
     cached_requests: list[CachedRequest] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)

@@ -274,6 +274,7 @@ class Scheduler:
         self.cache.pool.free_blocks(held)
         return StepPlan(
             num_scheduled_tokens=step.num_tokens,
+            requests={request_id: self.requests[request_id] for request_id in step.num_tokens},
             new_requests=[
                 NewRequest(
                     request.request_id, request.num_computed_tokens, step.block_ids[request.request_id]
@@ -318,8 +319,8 @@ class Scheduler:
         stopped: list[Request] = []
         for request_id, count in plan.num_scheduled_tokens.items():
             request = self.requests.get(request_id)
-            if request is None:
-                continue  # it ended while the step ran
+            if request is None or plan.requests.get(request_id, request) is not request:
+                continue  # it ended while the step ran, and perhaps another has its id now
             request.num_in_flight_tokens -= count
             stale = request.num_stale_output_tokens > 0
             if stale:
