@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import enum
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kvhash.block_hash import ChainValue
 from kvhash.extra_keys import ExtraKeys, Lora, MultimodalItem, event_extra_keys
 from kvhash.hasher import BlockHasher
+
+from .sampling import GREEDY, SamplingParams, TokenLogprobs
 
 __all__ = ["Request", "RequestStatus"]
 
@@ -36,7 +39,8 @@ class Request:
 
     ``num_computed_tokens``: tokens whose KV is there or is being computed. ``num_in_flight_tokens``: of these, those
     planned whose results have not come in. ``num_output_placeholders``: output tokens planned but not yet known
-    (async scheduling). ``spec_token_ids``: draft tokens to verify in the next step.
+    (async scheduling). ``spec_token_ids``: draft tokens to verify in the next step. ``logprobs``: by position, of the
+    tokens for which `sampling` asks for them. ``error``: what ended it with ``FINISHED_ERROR``.
 
     Raises what `BlockHasher.chain` raises for bad tokens, salt, adapter, items or embeddings.
     """
@@ -58,6 +62,7 @@ class Request:
         min_tokens: int = 0,
         eos_token_id: int | None = None,
         stop_token_ids: Iterable[int] = (),
+        sampling: SamplingParams = GREEDY,
     ) -> None:
         self.request_id = request_id
         self.num_prompt_tokens = len(prompt_token_ids)
@@ -68,7 +73,10 @@ class Request:
         self.stop_token_ids = frozenset(stop_token_ids)
         self.priority = priority
         self.arrival_time = arrival_time
-        self.skip_reading_prefix_cache = skip_reading_prefix_cache
+        self.sampling = sampling
+        self.seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+        # The logits of prompt positions come only from computing them.
+        self.skip_reading_prefix_cache = skip_reading_prefix_cache or sampling.prompt_logprobs is not None
         self.chain = hasher.chain(
             self.all_token_ids,
             lora=lora,
@@ -91,6 +99,8 @@ class Request:
         self.shared_prefix_boundary = 0
         self.num_cached_tokens = 0
         self.num_external_tokens = 0
+        self.logprobs: dict[int, TokenLogprobs] = {}
+        self.error: str | None = None
 
     @property
     def num_tokens(self) -> int:

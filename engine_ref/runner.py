@@ -19,7 +19,11 @@ class ModelRunner(Protocol):
     """
 
     def execute(self, plan: StepPlan, requests: Mapping[str, Request]) -> dict[str, list[int]]:
-        """Run `plan`; `requests` are those that still live, by id."""
+        """Run `plan`; `requests` are those that lived when it was planned, by id.
+
+        What has ended since is computed nevertheless (its blocks can be hit already); its tokens are not needed. A
+        request that cannot be computed gets an ``error`` and no tokens; the others go on.
+        """
         ...
 
 
@@ -37,7 +41,7 @@ class NullRunner:
     def execute(self, plan: StepPlan, requests: Mapping[str, Request]) -> dict[str, list[int]]:
         """Accept the drafts that are what would have been made."""
         sampled: dict[str, list[int]] = {}
-        for request_id in (i for i, samples in plan.samples.items() if samples and i in requests):
+        for request_id in _sampling(plan, requests):
             known = requests[request_id].all_token_ids
             new: list[int] = []
             for draft in [*plan.spec_token_ids.get(request_id, ()), None]:
@@ -57,7 +61,7 @@ class ScriptedRunner:
     def execute(self, plan: StepPlan, requests: Mapping[str, Request]) -> dict[str, list[int]]:
         """Accept the drafts that are in the script."""
         sampled: dict[str, list[int]] = {}
-        for request_id in (i for i, samples in plan.samples.items() if samples and i in requests):
+        for request_id in _sampling(plan, requests):
             script = self.outputs[request_id][requests[request_id].num_output_tokens :]
             accepted = 0
             for draft in plan.spec_token_ids.get(request_id, ()):
@@ -66,3 +70,12 @@ class ScriptedRunner:
                 accepted += 1
             sampled[request_id] = list(script[: accepted + 1])
         return sampled
+
+
+def _sampling(plan: StepPlan, requests: Mapping[str, Request]) -> list[str]:
+    """Return the requests that get a token and have not ended since the step was planned."""
+    return [
+        request_id
+        for request_id, samples in plan.samples.items()
+        if samples and request_id in requests and not requests[request_id].status.is_finished
+    ]
