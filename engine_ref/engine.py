@@ -18,6 +18,7 @@ from .loop import EngineLoop
 from .publisher import EventPublisher
 from .report import EngineRequest, StepReport
 from .request import Request
+from .sampling import GREEDY, SamplingParams
 
 __all__ = ["Engine"]
 
@@ -25,7 +26,10 @@ _log = logging.getLogger(__name__)
 
 
 class Engine:
-    """Runs one core. `deliver` gets its reports, from the engine's threads, and must not block."""
+    """Runs one core. `deliver` gets its reports, from the engine's threads, and must not block.
+
+    `validate` raises what is wrong with a request for the model, KvHashErrors; it runs on the input thread.
+    """
 
     def __init__(
         self,
@@ -35,8 +39,10 @@ class Engine:
         *,
         rank: int = 0,
         publisher: EventPublisher | None = None,
+        validate: Callable[[Request], None] = lambda request: None,
     ) -> None:
         self._hasher = hasher
+        self._validate = validate
         self._publisher = publisher
         self._loop = EngineLoop(core, deliver, rank=rank)
         self._inputs: queue.SimpleQueue[EngineRequest | str | None] = queue.SimpleQueue()
@@ -106,7 +112,7 @@ class Engine:
                 self._loop.submit(request)
 
     def _make(self, item: EngineRequest) -> Request:
-        return Request(
+        request = Request(
             item.request_id,
             item.prompt_token_ids,
             hasher=self._hasher,
@@ -121,7 +127,10 @@ class Engine:
             priority=item.priority,
             arrival_time=item.arrival_time,
             skip_reading_prefix_cache=item.skip_reading_prefix_cache,
+            sampling=GREEDY if item.sampling is None else SamplingParams(**item.sampling),
         )
+        self._validate(request)
+        return request
 
     def _refuse(self, request_id: str, message: str) -> None:
         self._loop.refuse(request_id, message)

@@ -74,7 +74,7 @@ class EngineLoop:
 
     def refuse(self, request_id: str, message: str) -> None:
         """Answer a request that could not be made with an error."""
-        self._inbox.put(lambda: self._report([_error(request_id, message)]))
+        self._inbox.put(lambda: self._report([_error(request_id, message, refused=True)]))
 
     def reset_prefix_cache(
         self, *, reset_running_requests: bool = False, reset_external: bool = False
@@ -118,9 +118,8 @@ class EngineLoop:
         except Exception:
             _log.exception("the engine of rank %d failed and has stopped", self._rank)
             self._closing = True
-            self._report(
-                [_error(request_id, "the engine failed") for request_id in self.core.scheduler.requests]
-            )
+            failed = [_error(request_id, "the engine failed") for request_id in self.core.scheduler.requests]
+            self._report(failed)
             return
         ended = self.core.abort(list(self.core.scheduler.requests))
         self.core.publish_events()
@@ -164,6 +163,7 @@ class EngineLoop:
             request.status.value if request.status.is_finished else None,
             request.stop_reason,
             request.num_cached_tokens,
+            request.error,
         )
 
     def _report(
@@ -241,5 +241,5 @@ class _Counted:
         return request.num_preemptions - self._preemptions.pop(request.request_id, 0)
 
 
-def _error(request_id: str, message: str) -> Output:
-    return Output(request_id, [], "error", error=message)
+def _error(request_id: str, message: str, *, refused: bool = False) -> Output:
+    return Output(request_id, [], "error", error=message, refused=refused)

@@ -1,4 +1,4 @@
-"""What an engine is told at its start, under vLLM's names, and the parts that are made of it."""
+"""What an engine is told at its start, under vLLM's names, and what follows from it."""
 
 from __future__ import annotations
 
@@ -6,86 +6,25 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import ceil
-from pathlib import Path
 from typing import Any
 
-from kvhash import BlockHasher, KvHashError
+from kvhash import BlockHasher
 from kvhash._errors import InvalidRequestError, UnknownRootError
 from kvhash.contract import Contract
 
 from .block import cdiv
 from .coordinator import CacheConfig
-from .core import EngineCore
-from .engine import Engine
 from .event_config import KVEventsConfig
-from .publisher import EventPublisher
-from .report import StepReport
-from .runner import NullRunner
+from .model_info import ModelInfo
+from .ngram import NgramDrafter
 from .scheduler import SchedulerConfig
-from .spec import FullAttentionSpec, GroupSpec, SlidingWindowSpec
+from .spec import GroupSpec
 
-__all__ = ["EngineOptions", "ModelInfo", "environment_options", "make_engine"]
+__all__ = ["EngineOptions", "environment_options"]
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class ModelInfo:
-    """What the engine wants to know of a model; read from its ``config.json`` where the model is a folder.
-
-    ``layers``: the kinds of its attention layers with their windows (None: full attention).
-    """
-
-    vocab_size: int = 32000
-    max_model_len: int = 4096
-    eos_token_id: int | None = None
-    layers: tuple[int | None, ...] = (None,)
-
-    @classmethod
-    def read(cls, model: str) -> ModelInfo:
-        """Return what is known of `model`: defaults where it is only a name. Raises InvalidRequestError."""
-        path = Path(model).expanduser() / "config.json"
-        if not path.is_file():
-            return cls()
-        try:
-            config = json.loads(path.read_bytes())
-            config = {**config, **config.get("text_config", {})}
-            eos: Any = config.get("eos_token_id")
-            return cls(
-                vocab_size=int(config.get("vocab_size", cls.vocab_size)),
-                max_model_len=int(config.get("max_position_embeddings", cls.max_model_len)),
-                eos_token_id=eos[0] if isinstance(eos, list) and eos else eos,
-                layers=_layers(config),
-            )
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise InvalidRequestError(f"{path} is no model configuration: {error}") from None
-
-    def groups(self, block_size: int) -> tuple[GroupSpec, ...]:
-        """Return the KV cache groups: as many layers in each, of one kind, as vLLM packs them."""
-        counts = {kind: self.layers.count(kind) for kind in dict.fromkeys(self.layers)}
-        least, most = min(counts.values()), max(counts.values())
-        size = most if most < 1.25 * least else least
-        return tuple(
-            FullAttentionSpec(block_size=block_size)
-            if window is None
-            else SlidingWindowSpec(block_size=block_size, sliding_window=window)
-            for window, count in counts.items()
-            for _ in range(ceil(count / size))
-        )
-
-
-def _layers(config: Mapping[str, Any]) -> tuple[int | None, ...]:
-    count = int(config.get("num_hidden_layers", 1))
-    window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
-    if not isinstance(window, int):
-        return (None,) * count
-    kinds = config.get("layer_types")
-    if not isinstance(kinds, list):
-        return (window,) * count
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +57,10 @@ class EngineOptions:
     long_prefill_token_threshold: int = 0
     decode_context_parallel_size: int = 1
     watermark: float = 0.0
+    load_format: str = "auto"
+    dtype: str = "float32"
+    device: str = "cpu"
+    adapters: Mapping[str, str] = field(default_factory=dict)
 
     def check(self) -> None:
         """Raise InvalidRequestError where the settings do not fit each other, KvHashErrors for the hasher's."""
@@ -137,6 +80,7 @@ class EngineOptions:
                 f"{self.num_gpu_blocks - 1} beside the null block; give more blocks (--num-gpu-blocks-override) or a "
                 "shorter --max-model-len"
             )
+        self.drafter()
         if not self.enable_chunked_prefill and self.max_num_batched_tokens < self.max_model_len:
             raise InvalidRequestError(
                 "without chunked prefill a step must take the longest prompt: --max-num-batched-tokens is smaller "
@@ -166,13 +110,35 @@ class EngineOptions:
         except UnknownRootError:
             return self._hasher(secrets.token_hex(32))
 
-    def scheduler_config(self) -> SchedulerConfig:
-        """Return the scheduler's configuration."""
+    def drafter(self) -> NgramDrafter | None:
+        """Return what drafts tokens, if anything; raises InvalidRequestError for a method that there is not."""
+        config = self.speculative_config
+        if config is None:
+            return None
+        known = {"method", "num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max"}
+        if config.get("method", "ngram") != "ngram" or not config.keys() <= known:
+            raise InvalidRequestError(
+                f'expected --speculative-config with method "ngram" and {", ".join(sorted(known - {"method"}))}, got '
+                f"{json.dumps(dict(config))}"
+            )
+        try:
+            # vLLM takes one bound for both where only one is given, and 5 where none is.
+            least = config.get("prompt_lookup_min", config.get("prompt_lookup_max", 5))
+            return NgramDrafter(
+                config["num_speculative_tokens"],
+                prompt_lookup_min=least,
+                prompt_lookup_max=config.get("prompt_lookup_max", least),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise InvalidRequestError(f"bad --speculative-config: {error}") from None
+
+    def scheduler_config(self, groups: tuple[GroupSpec, ...] | None = None) -> SchedulerConfig:
+        """Return the scheduler's configuration; `groups`: those of a model that was loaded."""
         in_flight = 2 if self.async_scheduling else 1
         span = self.block_size * self.decode_context_parallel_size
         return SchedulerConfig(
             cache=CacheConfig(
-                groups=self.info.groups(self.block_size),
+                groups=groups or self.info.groups(self.block_size),
                 num_blocks=self.num_gpu_blocks,
                 hash_block_size=span,
                 scheduler_block_size=span,
@@ -198,22 +164,3 @@ def environment_options() -> dict[str, Any]:
     """Return what vLLM reads from the environment: PYTHONHASHSEED and the form of published hashes."""
     as_int = os.environ.get("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "1")
     return {"hash_seed": os.environ.get("PYTHONHASHSEED"), "event_hash_bytes": as_int.strip() == "0"}
-
-
-def make_engine(options: EngineOptions, deliver: Callable[[StepReport], None], *, rank: int = 0) -> Engine:
-    """Return the engine of one rank, its sockets open and its threads not started. Raises KvHashErrors."""
-    hasher = options.hasher()
-    publisher: EventPublisher | None = None
-    try:
-        if options.kv_events_config.publishes:
-            publisher = EventPublisher(options.kv_events_config, rank=rank, release=options.emulate_vllm)
-        core = EngineCore(
-            options.scheduler_config(),
-            NullRunner(vocab_size=options.info.vocab_size),
-            publish=publisher.publish if publisher else lambda events: None,
-        )
-    except KvHashError:
-        if publisher:
-            publisher.close(timeout=0)
-        raise
-    return Engine(core, hasher, deliver, rank=rank, publisher=publisher)

@@ -20,7 +20,8 @@ from typing import Any
 
 from kvhash import UsageError
 
-from .options import EngineOptions, make_engine
+from .build import make_engine
+from .options import EngineOptions
 from .report import EngineRequest, EngineStats, Output, StepReport
 
 __all__ = ["RankProcess"]

@@ -28,10 +28,15 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     arrival_time: float = 0.0
     skip_reading_prefix_cache: bool = False
+    #: Fields of `engine_ref.sampling.SamplingParams`; None: greedy.
+    sampling: dict[str, Any] | None = None
 
 
 class Output(msgspec.Struct, frozen=True):
-    """New tokens of a request. ``finish_reason``: set with its last ones (stop, length, abort, error)."""
+    """New tokens of a request. ``finish_reason``: set with its last ones (stop, length, abort, error).
+
+    ``error``: what went wrong; ``refused``: it is the request that is wrong, not the engine.
+    """
 
     request_id: str
     token_ids: list[int]
@@ -39,6 +44,7 @@ class Output(msgspec.Struct, frozen=True):
     stop_reason: int | None = None
     num_cached_tokens: int = 0
     error: str | None = None
+    refused: bool = False
 
 
 class FinishedRequest(msgspec.Struct, frozen=True):

@@ -21,9 +21,11 @@ from kvhash import Contract, UsageError
 from kvhash._errors import InvalidRequestError
 from kvhash.contract import ALGORITHMS
 
+from .build import make_engine
 from .event_config import KVEventsConfig
 from .metrics import EngineMetrics
-from .options import EngineOptions, ModelInfo, environment_options, make_engine
+from .model_info import ModelInfo
+from .options import EngineOptions, environment_options
 from .server import Frontend, make_app
 from .server.prompts import Adapter, Prompts
 from .server.text import EngineTokenizer
@@ -34,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 #: vLLM's flags that say how a model is computed: taken, so that its command lines work, and without effect here.
 _WITHOUT_EFFECT = (
-    *("--dtype", "--gpu-memory-utilization", "--tensor-parallel-size", "--pipeline-parallel-size", "--seed"),
+    *("--gpu-memory-utilization", "--tensor-parallel-size", "--pipeline-parallel-size", "--seed"),
     *(
         "--swap-space",
         "--quantization",
@@ -135,6 +137,10 @@ def _without_effect(function: Any) -> Any:
     "--emulate-vllm", default="latest", show_default=True, metavar="RELEASE", help="Its hashes and events."
 )
 @click.option("--load-format", default="auto", show_default=True, help='"dummy": no model, made-up tokens.')
+@click.option(
+    "--dtype", type=click.Choice(["auto", "float32", "bfloat16"]), default="auto", show_default=True
+)
+@click.option("--device", default="cpu", show_default=True, help="Of the model: cpu or cuda.")
 @click.option("--disable-log-stats", is_flag=True, help="No log line every 10 s (VLLM_LOG_STATS_INTERVAL).")
 @click.option("--disable-uvicorn-access-log", is_flag=True)
 @click.option("--uvicorn-log-level", default="info", show_default=True)
@@ -273,6 +279,10 @@ def engine_options(
         long_prefill_token_threshold=flags["long_prefill_token_threshold"],
         decode_context_parallel_size=dcp,
         watermark=flags["watermark"],
+        load_format=flags["load_format"],
+        dtype="float32" if flags["dtype"] == "auto" else flags["dtype"],
+        device=flags["device"],
+        adapters={a.name: a.path for a in _adapters(flags["lora_modules"]).values()},
         **environment_options(),
     )
     options.check()

@@ -68,12 +68,13 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """How one request is answered. ``token_ids``: whether choices carry their token ids."""
+    """How one request is answered. ``token_ids``, ``prompt_token_ids``: whether choices carry them."""
 
     kind: Literal["text", "chat"]
     id: str
     model: str
     token_ids: bool = False
+    prompt_token_ids: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
     def whole(self, choices: Sequence[Choice], n: int) -> dict[str, Any]:
@@ -98,6 +99,7 @@ class Answer:
         }
         if self.token_ids:
             part["token_ids"] = choice.generation.token_ids
+        if self.prompt_token_ids:
             part["prompt_token_ids"] = choice.generation.request.prompt_token_ids
         return part
 

@@ -175,6 +175,7 @@ class _Api:
             id=requests[0].request_id.removesuffix("-0") if kind == "text" else requests[0].request_id,
             model=body.model or self._prompts.model_names[0],
             token_ids=bool(body.return_token_ids) or self._prompts.tokenizer is None,
+            prompt_token_ids=bool(body.return_token_ids),
         )
         if stream:
             lines = self._stream(answer, body, choices, n)

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from ..metrics import EngineMetrics
 from ..report import EngineRequest, Output, StepReport
-from .errors import ApiError
+from .errors import ApiError, bad_request
 
 __all__ = ["Frontend", "Generation", "Rank"]
 
@@ -66,6 +66,7 @@ class Generation:
         self.stop_reason: int | str | None = None
         self.num_cached_tokens = 0
         self.error: str | None = None
+        self.refused = False
         self.arrived = time.monotonic()
         self.last_output = 0.0
         #: Whether the reader has all of it.
@@ -84,7 +85,7 @@ class Generation:
         self.token_ids += output.token_ids
         self.num_cached_tokens = output.num_cached_tokens
         self.stop_reason = output.stop_reason
-        self.error = output.error
+        self.error, self.refused = output.error, output.refused
         self.finish_reason = output.finish_reason
         if self.finished or not self._whole:
             self._ready.set()
@@ -94,6 +95,8 @@ class Generation:
         await self._ready.wait()
         self._ready.clear()
         if self.finish_reason == "error":
+            if self.refused:
+                raise bad_request(self.error or "the request cannot be served")
             raise ApiError(self.error or "Internal server error", status=500, kind="InternalServerError")
         new = self.token_ids[self._read :]
         self._read = len(self.token_ids)

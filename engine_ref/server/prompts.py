@@ -16,6 +16,7 @@ from kvhash.prompt import tokens_from_openai
 
 from ..options import EngineOptions
 from ..report import EngineRequest
+from ..sampling import SamplingParams
 from .errors import bad_request
 from .protocol import ChatBody, CompletionBody, SamplingBody, TokenizeBody, decode_prompts
 from .text import EngineTokenizer
@@ -158,6 +159,7 @@ class Prompts:
             priority=body.priority,
             arrival_time=time.time(),
             skip_reading_prefix_cache=body.prompt_logprobs is not None,
+            sampling=_sampling(body),
         )
 
     @property
@@ -204,6 +206,14 @@ class Prompts:
                 f"Token id {tokens[bad]} is out of vocabulary: expected 0 to {size - 1} - at $.{param}[{bad}]",
                 param=param,
             )
+
+
+def _sampling(body: SamplingBody) -> dict[str, Any]:
+    """Return the sampling parameters that a body gives; raises InvalidRequestError."""
+    names = ("temperature", "top_p", "top_k", "min_p", "seed")
+    given = {name: value for name in names if (value := getattr(body, name)) is not None}
+    SamplingParams(**given)
+    return given
 
 
 def _id(body: SamplingBody) -> str:
