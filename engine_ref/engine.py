@@ -90,9 +90,11 @@ class Engine:
 
     def close(self, *, timeout: float = 10.0) -> bool:
         """Abort what still runs, publish every queued event and stop; returns whether all of it was done in time."""
-        self._inputs.put(None)
-        self._input_thread.join(timeout)
-        done = self._loop.close(timeout=timeout)
+        done = True
+        if self._input_thread.is_alive():
+            self._inputs.put(None)
+            self._input_thread.join(timeout)
+            done = self._loop.close(timeout=timeout)
         left = self._publisher.close(timeout=timeout) if self._publisher else 0
         return done and not left
 

@@ -5,6 +5,7 @@ The process ends when the pipe does, so it never outlives the server, however th
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import multiprocessing
@@ -14,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
@@ -101,14 +103,16 @@ class RankProcess:
 
     def close(self, *, timeout: float = 10.0) -> bool:
         """Publish every queued event and end the process; returns whether all went out in time."""
-        self._send("close", timeout)
         done = False
-        try:
-            done = self._closed.result(timeout + 5)
-        except TimeoutError:
-            _log.error("rank %d did not end within %g s", self._rank, timeout + 5)
+        if not self._thread.is_alive():  # it was never started, or has failed: there is nothing to wait for
+            self._pipe.close()
+        else:
+            self._send("close", timeout)
+            with contextlib.suppress(FutureTimeoutError):
+                done = self._closed.result(timeout + 5)
         self._process.join(5)
         if self._process.is_alive():
+            _log.error("the process of rank %d does not end; it is killed", self._rank)
             self._process.kill()
         return done
 

@@ -287,6 +287,7 @@ async def _unless_gone(http: HttpRequest, work: asyncio.Future[Any]) -> None:
     finally:
         gone.cancel()
         work.cancel()
+        await asyncio.gather(work, return_exceptions=True)  # what was cancelled is nobody's error
 
 
 async def _until_gone(http: HttpRequest) -> None:
