@@ -65,6 +65,8 @@ bench: $(STAMP)
 	@KVHASH_BACKEND=python $(BIN)/python benchmarks/bench_hash.py
 	@echo "== the native core"
 	@$(BIN)/python benchmarks/bench_native.py
+	@echo "== a step of the engine's core"
+	@$(BIN)/python benchmarks/bench_engine_core.py
 
 clean:
 	rm -rf $(VENV) .demo build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import importlib.util
 import logging
 from collections.abc import Callable
@@ -18,9 +20,15 @@ from .publisher import EventPublisher
 from .report import StepReport
 from .runner import ModelRunner, NullRunner
 
-__all__ = ["has_weights", "make_engine"]
+__all__ = ["freeze_heap", "has_weights", "make_engine"]
 
 _log = logging.getLogger(__name__)
+
+
+def freeze_heap() -> None:
+    """Take what lives as long as the process out of garbage collection: a full collection would delay steps by 20 ms."""
+    gc.collect()
+    gc.freeze()
 
 
 def has_weights(model: str) -> bool:

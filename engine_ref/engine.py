@@ -10,11 +10,13 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Any
 
-from kvhash import BlockHasher, KvHashError
+from kvhash import BlockHasher, KvHashError, backend
 
 from .core import EngineCore
 from .loop import EngineLoop
+from .patient import PatientHasher
 from .publisher import EventPublisher
 from .report import EngineRequest, StepReport
 from .request import Request
@@ -41,7 +43,9 @@ class Engine:
         publisher: EventPublisher | None = None,
         validate: Callable[[Request], None] = lambda request: None,
     ) -> None:
-        self._hasher = hasher
+        self._hasher: Any = hasher
+        if backend() == "python":
+            self._hasher = PatientHasher(hasher, lambda: core.has_work)
         self._validate = validate
         self._publisher = publisher
         self._loop = EngineLoop(core, deliver, rank=rank)

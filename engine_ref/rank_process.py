@@ -22,7 +22,7 @@ from typing import Any
 
 from kvhash import UsageError
 
-from .build import make_engine
+from .build import freeze_heap, make_engine
 from .options import EngineOptions
 from .report import EngineRequest, EngineStats, Output, StepReport
 
@@ -188,6 +188,7 @@ def _run(pipe: Connection, options: EngineOptions, rank: int, log_level: int) ->
     except Exception as error:
         send("failed", str(error))
         return
+    freeze_heap()
     send("ready", engine.endpoints)
     while True:
         try:

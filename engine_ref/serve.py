@@ -21,7 +21,7 @@ from kvhash import Contract, UsageError
 from kvhash._errors import InvalidRequestError
 from kvhash.contract import ALGORITHMS
 
-from .build import make_engine
+from .build import freeze_heap, make_engine
 from .event_config import KVEventsConfig
 from .metrics import EngineMetrics
 from .model_info import ModelInfo
@@ -225,6 +225,7 @@ def serve(model: str, **flags: Any) -> None:
         ranks,
     )
     # uvicorn raises the signal that ended it once more; being told to end and ending is no failure.
+    freeze_heap()
     signal.signal(signal.SIGTERM, _do_nothing)
     server.run(sockets=[listening])
     if not server.started:

@@ -14,6 +14,7 @@ from engine_ref.build import make_engine
 from engine_ref.event_config import KVEventsConfig
 from engine_ref.loop import EngineLoop
 from engine_ref.metrics import EngineMetrics, HitRate
+from engine_ref.patient import PatientHasher
 from engine_ref.publisher import EventPublisher
 from engine_ref.report import EngineRequest, EngineStats, StepReport
 from kvhash import BlockHasher, KvHashError
@@ -216,6 +217,27 @@ def test_a_failing_step_ends_every_request_with_an_error() -> None:
     assert (output.finish_reason, output.refused) == ("error", False)
     assert not engine.alive
     assert engine.close()
+
+
+def test_patient_hashing_gives_the_same_chain() -> None:
+    """A long prompt hashed in slices has the hashes, and the errors, of one hashed at once; it pauses when asked."""
+    tokens = [number % 1000 for number in range(5000)]
+    asked: list[bool] = []
+
+    def busy() -> bool:
+        asked.append(True)
+        return len(asked) == 1
+
+    patient = PatientHasher(HASHER, busy)
+    keys: dict[str, Any] = {
+        "cache_salt": "a",
+        "multimodal": [{"identifier": "i", "offset": 1000, "length": 2000}],
+    }
+    assert patient.chain(tokens, **keys).block_hashes == HASHER.hash_tokens(tokens, **keys)
+    assert len(asked) == 4
+    keys["multimodal"][0]["length"] = 4001
+    with pytest.raises(KvHashError, match="multimodal"):
+        patient.chain(tokens, **keys)
 
 
 def test_kv_events_config_has_the_defaults_of_vllm() -> None:
