@@ -20,13 +20,13 @@ from .publisher import EventPublisher
 from .report import StepReport
 from .runner import ModelRunner, NullRunner
 
-__all__ = ["freeze_heap", "has_weights", "make_engine"]
+__all__ = ["freeze_heap", "has_weights", "make_engine", "make_runner"]
 
 _log = logging.getLogger(__name__)
 
 
 def freeze_heap() -> None:
-    """Take what lives as long as the process out of garbage collection: a full collection would delay steps by 20 ms."""
+    """Take what lives as long as the process out of garbage collection: a full one would delay steps by 20 ms."""
     gc.collect()
     gc.freeze()
 
@@ -38,7 +38,7 @@ def has_weights(model: str) -> bool:
 
 def make_engine(options: EngineOptions, deliver: Callable[[StepReport], None], *, rank: int = 0) -> Engine:
     """Return the engine of one rank, its sockets open and its threads not started. Raises KvHashErrors."""
-    runner = _runner(options)
+    runner = make_runner(options)
     config = options.scheduler_config(getattr(runner, "groups", None))
     hasher = options.hasher()
     publisher: EventPublisher | None = None
@@ -65,7 +65,8 @@ def make_engine(options: EngineOptions, deliver: Callable[[StepReport], None], *
     )
 
 
-def _runner(options: EngineOptions) -> ModelRunner:
+def make_runner(options: EngineOptions) -> ModelRunner:
+    """Return what computes tokens: the model in the folder, or made-up ones. Raises KvHashErrors."""
     if options.load_format == "dummy" or not has_weights(options.model):
         return _null_runner(options, "no model is loaded")
     if importlib.util.find_spec("torch") is None:

@@ -1,4 +1,4 @@
-"""The engine's command line: `serve` runs it, `trace` plays recorded operations."""
+"""The engine's command line: `serve` and `record` run it, `trace` plays recorded operations."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import click
 
 from kvhash._errors import InvalidJsonError, InvalidRequestError, KvHashError, MissingDependencyError
 
+from .record_cmd import record
 from .trace import play_trace
 from .trace_scheduler import play_run
 
@@ -66,7 +67,8 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _add_commands() -> None:
-    """Add the commands that need the ``serve`` extra; where it is missing they say so."""
+    """Add the other commands; where the ``serve`` extra is missing, serving says so."""
+    cli.add_command(record)
     try:
         from .serve import serve
     except ImportError as error:

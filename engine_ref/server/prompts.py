@@ -14,6 +14,7 @@ from kvhash.contract import Contract
 from kvhash.extra_keys import RequestKeys
 from kvhash.prompt import tokens_from_openai
 
+from ..flags import Adapter
 from ..options import EngineOptions
 from ..report import EngineRequest
 from ..sampling import SamplingParams
@@ -21,20 +22,7 @@ from .errors import bad_request
 from .protocol import ChatBody, CompletionBody, SamplingBody, TokenizeBody, decode_prompts
 from .text import EngineTokenizer
 
-__all__ = ["Adapter", "Prompts"]
-
-
-@dataclass(frozen=True, slots=True)
-class Adapter:
-    """A LoRA module as ``--lora-modules`` gives it; ``id``: its place in the list, from 1."""
-
-    name: str
-    path: str
-    id: int
-
-    def key(self) -> dict[str, Any]:
-        """Return what enters the block hashes."""
-        return {"name": self.name, "path": self.path, "id": self.id}
+__all__ = ["Prompts"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,11 +21,12 @@ import uvicorn
 
 from engine_ref.build import make_engine
 from engine_ref.event_config import KVEventsConfig
+from engine_ref.flags import Adapter
 from engine_ref.metrics import EngineMetrics
 from engine_ref.model_info import ModelInfo
 from engine_ref.options import EngineOptions
 from engine_ref.server import Frontend, make_app
-from engine_ref.server.prompts import Adapter, Prompts
+from engine_ref.server.prompts import Prompts
 from engine_ref.server.text import EngineTokenizer
 
 DEADLINE_S = 30.0
