@@ -22,7 +22,7 @@ from .free_queue import FreeBlockQueue
 from .request import Request
 from .spec import GroupSpec
 
-__all__ = ["BlockPool", "hashes_at"]
+__all__ = ["BlockPool", "block_key", "hashes_at", "stored_event"]
 
 
 def hashes_at(hashes: Sequence[ChainValue], hash_block_size: int, block_size: int) -> Sequence[ChainValue]:
@@ -74,7 +74,7 @@ class BlockPool:
         """
         found: list[Block] = []
         for group_id in group_ids:
-            same = self._cached.get(_key(block_hash, group_id))
+            same = self._cached.get(block_key(block_hash, group_id))
             if same is None:
                 return None
             found.append(next(iter(same.values())))
@@ -190,11 +190,10 @@ class BlockPool:
                 continue
             if block.block_hash is not None:  # it was findable at an inner boundary and is full now
                 self._say_removed(self._drop_keys(block))
-            self._insert(_key(hashes[index], group_id), block, (index + 1) * block_size)
+            self._insert(block_key(hashes[index], group_id), block, (index + 1) * block_size)
             stored.append(index)
         if not self.enable_events:
             return
-        lookahead = request.chain.hasher.lookahead
         self._say_stored(
             request,
             hashes=[hashes[index] for index in stored],
@@ -204,7 +203,6 @@ class BlockPool:
             block_size=block_size,
             spans=[(index * block_size, (index + 1) * block_size) for index in stored],
             group_id=group_id,
-            lookahead=lookahead,
         )
 
     def cache_partial_block(
@@ -215,7 +213,7 @@ class BlockPool:
             return None
         unit = self.hash_block_size
         count = num_tokens // unit
-        key = _key(request.block_hashes[count - 1], group_id)
+        key = block_key(request.block_hashes[count - 1], group_id)
         known = block.block_hash == key or block.block_id in self._cached.get(key, ())
         if not known and block.num_hashed_tokens is not None and block.num_hashed_tokens < count * unit:
             self._say_removed(self._drop_keys(block))
@@ -231,7 +229,6 @@ class BlockPool:
                 block_size=num_tokens - start,
                 spans=[(start, num_tokens)],
                 group_id=group_id,
-                lookahead=request.chain.hasher.lookahead,
             )
         return key
 
@@ -288,30 +285,59 @@ class BlockPool:
         block_size: int,
         spans: Sequence[tuple[int, int]],
         group_id: int,
-        lookahead: int,
     ) -> None:
-        form, tokens, lora = self.external_form, request.all_token_ids, request.lora
-        spec = self.groups[group_id]
         self._events.append(
-            BlockStored(
-                block_hashes=tuple(external_hash(value, form) for value in hashes),
-                parent_block_hash=None if parent is None else external_hash(parent, form),
-                token_ids=tuple(tokens[start:end]),
+            stored_event(
+                request,
+                hashes=hashes,
+                parent=parent,
+                start=start,
+                end=end,
                 block_size=block_size,
-                lora_id=lora.id if lora else None,
+                spans=spans,
+                group_id=group_id,
+                spec=self.groups[group_id],
                 medium=self.medium,
-                lora_name=lora.name if lora else None,
-                extra_keys=tuple(request.event_extra_keys(*span) for span in spans),
-                group_idx=group_id,
-                kv_cache_spec_kind=spec.kind,
-                kv_cache_spec_sliding_window=spec.sliding_window,
-                lookahead_token_ids=tuple(tuple(tokens[stop : stop + lookahead]) for _, stop in spans)
-                if lookahead
-                else None,
+                form=self.external_form,
             )
         )
 
 
-def _key(block_hash: ChainValue, group_id: int) -> BlockHashWithGroupId:
+def stored_event(
+    request: Request,
+    *,
+    hashes: Sequence[ChainValue],
+    parent: ChainValue | None,
+    start: int,
+    end: int,
+    block_size: int,
+    spans: Sequence[tuple[int, int]],
+    group_id: int,
+    spec: GroupSpec,
+    medium: str,
+    form: ExternalForm,
+) -> BlockStored:
+    """Return the event for blocks of a request's tokens `start` to `end`; `spans`: the tokens of each block."""
+    tokens, lora, lookahead = request.all_token_ids, request.lora, request.chain.hasher.lookahead
+    return BlockStored(
+        block_hashes=tuple(external_hash(value, form) for value in hashes),
+        parent_block_hash=None if parent is None else external_hash(parent, form),
+        token_ids=tuple(tokens[start:end]),
+        block_size=block_size,
+        lora_id=lora.id if lora else None,
+        medium=medium,
+        lora_name=lora.name if lora else None,
+        extra_keys=tuple(request.event_extra_keys(*span) for span in spans),
+        group_idx=group_id,
+        kv_cache_spec_kind=spec.kind,
+        kv_cache_spec_sliding_window=spec.sliding_window,
+        lookahead_token_ids=tuple(tuple(tokens[stop : stop + lookahead]) for _, stop in spans)
+        if lookahead
+        else None,
+    )
+
+
+def block_key(block_hash: ChainValue, group_id: int) -> BlockHashWithGroupId:
+    """Return the key of a block in a group's part of the hash map."""
     assert isinstance(block_hash, bytes), "hashes are digests in every release that the engine emulates"
     return make_block_hash_with_group_id(block_hash, group_id)

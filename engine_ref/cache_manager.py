@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 
 from .block import Block
@@ -24,6 +24,17 @@ class CacheStats:
     preempted_requests: int = 0
     preempted_queries: int = 0
     preempted_hits: int = 0
+
+    def record(self, queries: int, hits: int, *, preempted: bool) -> None:
+        """Count the lookup of one request."""
+        if preempted:
+            self.preempted_requests += 1
+            self.preempted_queries += queries
+            self.preempted_hits += hits
+        else:
+            self.requests += 1
+            self.queries += queries
+            self.hits += hits
 
 
 class CacheManager:
@@ -60,14 +71,7 @@ class CacheManager:
         """Count an admitted request's lookup; one that skips the cache is not counted."""
         if not self.config.enable_caching or request.skip_reading_prefix_cache:
             return
-        if request.num_preemptions:
-            self.stats.preempted_requests += 1
-            self.stats.preempted_queries += request.num_tokens
-            self.stats.preempted_hits += num_hit_tokens
-        else:
-            self.stats.requests += 1
-            self.stats.queries += request.num_tokens
-            self.stats.hits += num_hit_tokens
+        self.stats.record(request.num_tokens, num_hit_tokens, preempted=request.num_preemptions > 0)
 
     def allocate_slots(
         self,
@@ -142,6 +146,40 @@ class CacheManager:
         """Make the blocks that these tokens fill findable."""
         if self.config.enable_caching:
             self.coordinator.cache_blocks(request, num_computed_tokens)
+
+    def remaining_blocks(self, request: Request) -> int:
+        """Return how many blocks more a request needs to hold all the tokens that it has."""
+        num_tokens = min(request.num_tokens, self.config.max_model_len)
+        return self.coordinator.num_blocks_to_allocate(
+            request.request_id,
+            num_tokens=num_tokens,
+            hit_blocks=[()] * len(self.config.groups),
+            total_computed_tokens=request.num_computed_tokens,
+            local_computed_tokens=request.num_computed_tokens,
+            main_model_tokens=num_tokens,
+            apply_cap=True,
+        )
+
+    def first_token_in(self, request_id: str, block_ids: Container[int]) -> int | None:
+        """Return the first token of a request that lies in one of these blocks; None: it holds none of them."""
+        return min(
+            (
+                index * manager.block_size
+                for manager in self.coordinator.managers
+                for index, block in enumerate(manager.req_to_blocks.get(request_id, ()))
+                if not block.is_null and block.block_id in block_ids
+            ),
+            default=None,
+        )
+
+    def block_ids_from(self, rows: Sequence[Sequence[int]], first: int) -> set[int]:
+        """Return the ids in a block table (one row a group) that hold the token `first` or later ones."""
+        return {
+            block_id
+            for manager, row in zip(self.coordinator.managers, rows, strict=True)
+            for block_id in row[first // manager.block_size :]
+            if block_id != self.pool.null_block.block_id
+        }
 
     def free(self, request: Request) -> None:
         """Free a request's blocks."""

@@ -160,6 +160,14 @@ class Coordinator:
         margin = unit if inside else manager.block_size
         return min(current + margin, len(request.block_hashes) * unit)
 
+    def truncate_hit(self, hit: Hit, num_tokens: int) -> Hit:
+        """Return a hit cut to `num_tokens`, for a connector to go on from; it may lack the last window or state."""
+        rows = tuple(
+            row[: num_tokens // manager.block_size]
+            for manager, row in zip(self.managers, hit.blocks, strict=True)
+        )
+        return Hit(rows, num_tokens, hit.longest_tokens)
+
     # ---- allocation
 
     def num_blocks_to_allocate(

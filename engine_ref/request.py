@@ -97,10 +97,13 @@ class Request:
         self.spec_token_ids: list[int] = []
         self.is_prefill_chunk = False
         self.shared_prefix_boundary = 0
+        #: Prompt tokens that were not computed: local hit and external tokens; of these, the external ones.
         self.num_cached_tokens = 0
         self.num_external_tokens = 0
         self.logprobs: dict[int, TokenLogprobs] = {}
         self.error: str | None = None
+        #: Loads that left something out; after one, connectors are not asked again for this request.
+        self.num_load_failures = 0
 
     @property
     def num_tokens(self) -> int:
@@ -132,6 +135,13 @@ class Request:
         hasher = self.chain.hasher
         keys = self.chain.keys.block(hasher.contract, start, end + hasher.lookahead)
         return event_extra_keys(keys, hasher.contract)
+
+    def lose_cached_tokens(self, first: int) -> None:
+        """Take back that the tokens from `first` on were cached: their load failed."""
+        local = self.num_cached_tokens - self.num_external_tokens
+        self.num_cached_tokens = min(self.num_cached_tokens, first)
+        self.num_external_tokens = max(0, self.num_cached_tokens - local)
+        self.num_load_failures += 1
 
     def check_stop(self, max_model_len: int) -> bool:
         """Set the final status if the last token ends the request; returns whether it did.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from .coordinator import CacheConfig
+from .null_pages import NullPages, PageMismatchError
 from .request import Request
 from .scheduler import StepPlan
 
-__all__ = ["ModelRunner", "NullRunner", "ScriptedRunner"]
+__all__ = ["ModelRunner", "NullRunner", "PageMismatchError", "PagedRunner", "ScriptedRunner"]
 
 
 class ModelRunner(Protocol):
@@ -19,19 +21,61 @@ class ModelRunner(Protocol):
     """
 
     def execute(self, plan: StepPlan, requests: Mapping[str, Request]) -> dict[str, list[int]]:
-        """Run `plan`; `requests` are those that lived when it was planned, by id.
+        """Run `plan`, the next in the order in which plans were made.
 
-        What has ended since is computed nevertheless (its blocks can be hit already); its tokens are not needed. A
-        request that cannot be computed gets an ``error`` and no tokens; the others go on.
+        `requests`: by id those to be run. A request that ended after the step was planned is among them, since
+        others may go on from the blocks that it fills; its tokens are dropped. One of the plan that is not among
+        them must not be run, and the runner forgets its block table (it comes again whole). A request that cannot be
+        computed gets an ``error`` and no tokens; the others go on.
         """
         ...
 
 
-class NullRunner:
-    """Makes tokens from the request's own: the same tokens always go on in the same way, wherever they run."""
+@runtime_checkable
+class PagedRunner(Protocol):
+    """A runner whose KV can be read and written one block at a time, for connectors.
 
-    def __init__(self, *, vocab_size: int = 32000) -> None:
+    ``page_fingerprint`` names all that makes a page readable: model and weights, dtype, layout, block sizes. A tier
+    never hands a page to a runner with another fingerprint. Pages are read after the step that filled them and
+    written before the step that reads them, always on the thread that runs the steps.
+    """
+
+    page_fingerprint: str
+
+    def read_page(self, group: int, block_id: int) -> bytes:
+        """Return the KV of all layers of a group in one block, a copy, always of the same length."""
+        ...
+
+    def write_page(self, group: int, block_id: int, page: bytes) -> None:
+        """Put back what `read_page` gave; raises ValueError for a page of another length."""
+        ...
+
+
+class NullRunner:
+    """Makes tokens from the request's own: the same tokens always go on in the same way, wherever they run.
+
+    With `cache`, the geometry of the engine's KV cache, it keeps pages that stand for KV (`NullPages`) and is a
+    `PagedRunner`: a step that would read KV of other tokens raises PageMismatchError.
+    """
+
+    def __init__(self, *, vocab_size: int = 32000, cache: CacheConfig | None = None) -> None:
         self.vocab_size = vocab_size
+        self.pages = NullPages(cache) if cache is not None else None
+        #: What a page can be read by: the same vocabulary and the same groups.
+        self.page_fingerprint = f"null-1:{vocab_size}:{self.pages.describe() if self.pages else ''}"
+
+    def read_page(self, group: int, block_id: int) -> bytes:
+        """Return the page of a block; raises RuntimeError when the runner keeps none."""
+        return self._kept_pages().read(group, block_id)
+
+    def write_page(self, group: int, block_id: int, page: bytes) -> None:
+        """Replace the page of a block; raises ValueError for one of another length."""
+        self._kept_pages().write(group, block_id, page)
+
+    def _kept_pages(self) -> NullPages:
+        if self.pages is None:
+            raise RuntimeError("this runner keeps no pages: it was made without the geometry of a cache")
+        return self.pages
 
     def next_token(self, token_ids: Sequence[int], count: int) -> int:
         """Return the token after `count` tokens, the last of which are `token_ids`; the last 8 matter."""
@@ -49,7 +93,38 @@ class NullRunner:
                 if new[-1] != draft:
                     break
             sampled[request_id] = new
+        if self.pages is not None:
+            self._run_pages(self.pages, plan, requests, sampled)
         return sampled
+
+    def _run_pages(
+        self,
+        pages: NullPages,
+        plan: StepPlan,
+        requests: Mapping[str, Request],
+        sampled: Mapping[str, Sequence[int]],
+    ) -> None:
+        pages.keep(requests)
+        for source, target in plan.block_copies:
+            pages.copy(source, target)
+        starts: dict[str, int] = {}
+        for new in plan.new_requests:
+            starts[new.request_id] = new.num_computed_tokens
+            pages.start(new.request_id, new.block_ids)
+        for cached in plan.cached_requests:
+            starts[cached.request_id] = cached.num_computed_tokens
+            if cached.resumed:
+                pages.start(cached.request_id, cached.new_block_ids or ())
+            elif cached.new_block_ids is not None and cached.request_id in requests:
+                pages.extend(cached.request_id, cached.new_block_ids)
+        for request_id, count in plan.num_scheduled_tokens.items():
+            request = requests.get(request_id)
+            if request is None:
+                continue
+            accepted = sampled.get(request_id, ())[:-1]
+            tokens = [*request.all_token_ids, *accepted] if accepted else request.all_token_ids
+            start = starts[request_id]
+            pages.run(request, tokens, start, min(start + count, len(tokens)))
 
 
 class ScriptedRunner:

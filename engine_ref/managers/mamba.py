@@ -83,7 +83,12 @@ class MambaManager(GroupManager):
         apply_cap: bool = False,
     ) -> int:
         """Return at most one block for the state and one for a copy; more than there are to make the caller wait."""
-        del num_tokens, total_computed_tokens, apply_cap
+        del num_tokens, apply_cap
+        if (
+            total_computed_tokens > local_computed_tokens
+        ):  # a connector brings the state, into a block of its own
+            state_blocks = cdiv(total_computed_tokens, self.block_size)
+            return 1 + (cdiv(main_model_tokens, self.block_size) > state_blocks)
         if hit_blocks and hit_blocks[-1].block_hash in self._cached_this_step:
             return self.pool.num_blocks + 1
         held = len(self.req_to_blocks.get(request_id, ()))

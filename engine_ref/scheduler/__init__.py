@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..connectors.base import KVConnector
 from .async_scheduler import AsyncScheduler
 from .plan import CachedRequest, NewRequest, SchedulerConfig, StepPlan
 from .scheduler import Scheduler
@@ -17,6 +18,6 @@ __all__ = [
 ]
 
 
-def make_scheduler(config: SchedulerConfig) -> Scheduler:
+def make_scheduler(config: SchedulerConfig, connector: KVConnector | None = None) -> Scheduler:
     """Return the scheduler that `config` asks for."""
-    return AsyncScheduler(config) if config.async_scheduling else Scheduler(config)
+    return (AsyncScheduler if config.async_scheduling else Scheduler)(config, connector)

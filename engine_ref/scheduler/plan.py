@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..coordinator import CacheConfig
+from ..request import Request
 
 __all__ = ["CachedRequest", "NewRequest", "SchedulerConfig", "StepPlan"]
 
@@ -56,9 +58,14 @@ class CachedRequest:
 
 @dataclass(slots=True, kw_only=True)
 class StepPlan:
-    """One step. ``num_scheduled_tokens``: tokens of each request, in the order in which they were planned."""
+    """One step. ``num_scheduled_tokens``: tokens of each request, in the order in which they were planned.
+
+    ``requests``: those that the step will run. One that ends before the step has run stays: others may have hit the
+    blocks that it fills.
+    """
 
     num_scheduled_tokens: dict[str, int] = field(default_factory=dict)
+    requests: dict[str, Request] = field(default_factory=dict)
     new_requests: list[NewRequest] = field(default_factory=list)
     cached_requests: list[CachedRequest] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)
@@ -67,8 +74,16 @@ class StepPlan:
     samples: dict[str, bool] = field(default_factory=dict)
     #: (source, copy) block ids to be copied before the step runs.
     block_copies: list[tuple[int, int]] = field(default_factory=list)
+    #: What the connector must load before the step runs.
+    connector_meta: Any = None
 
     @property
     def total_tokens(self) -> int:
         """Tokens of all requests."""
         return sum(self.num_scheduled_tokens.values())
+
+    def starts(self, request_id: str) -> bool:
+        """Whether a request is planned with its whole block table: it is new, or starts again."""
+        return any(new.request_id == request_id for new in self.new_requests) or any(
+            cached.request_id == request_id and cached.resumed for cached in self.cached_requests
+        )

@@ -12,13 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ..block import Block
 from ..cache_manager import CacheManager
-from ..coordinator import Hit
+from ..connectors.base import ConnectorOutput, KVConnector
 from ..events import KVEvent
 from ..managers.mamba import checkpoint_position
 from ..request import Request, RequestStatus
 from ..spec import MambaSpec
 from .plan import CachedRequest, NewRequest, SchedulerConfig, StepPlan
 from .queue import make_queue
+from .remote_kv import External, RemoteKV
 
 __all__ = ["Scheduler"]
 
@@ -26,12 +27,15 @@ __all__ = ["Scheduler"]
 class Scheduler:
     """Plans steps and takes in their results."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, connector: KVConnector | None = None) -> None:
         self.config = config
         self.cache = CacheManager(config.cache)
+        self.connector = connector
+        self.remote = RemoteKV(connector, self.cache, policy=config.policy)
         self.requests: dict[str, Request] = {}
         self.waiting = make_queue(config.policy)
         self.running: list[Request] = []
+        self._failed: list[Request] = []
         self._state_block_size = next(
             (spec.block_size for spec in config.cache.groups if isinstance(spec, MambaSpec)), 0
         )
@@ -40,7 +44,7 @@ class Scheduler:
 
     def add_request(self, request: Request) -> None:
         """Queue a request."""
-        if request.request_id in self.requests:
+        if request.request_id in self.requests or request.request_id in self.remote.keeps:
             raise ValueError(f"there is a request {request.request_id!r} already")
         self.requests[request.request_id] = request
         self.waiting.add(request)
@@ -50,15 +54,22 @@ class Scheduler:
         ended = [self.requests[i] for i in dict.fromkeys(request_ids) if i in self.requests]
         self.running = [request for request in self.running if request not in ended]
         self.waiting.remove(ended)
+        self.remote.queue.remove(ended)
         for request in ended:
+            keep = not self.remote.cancel(request)
             request.status = status
-            self._free(request)
+            self._free(request, keep=keep)
         return ended
 
     @property
     def has_requests(self) -> bool:
-        """Whether any request is waiting or running."""
-        return bool(self.requests)
+        """Whether any request is waiting, loading or running, or a connector still needs the blocks of one that was."""
+        return bool(self.requests) or bool(self.remote.keeps)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait to be admitted, those that wait for a connector included."""
+        return len(self.waiting) + len(self.remote.queue)
 
     def update_draft_token_ids(self, drafts: Mapping[str, Sequence[int]]) -> None:
         """Offer draft tokens for the next step; a request whose prompt is not computed yet takes none."""
@@ -67,12 +78,22 @@ class Scheduler:
             if request is not None:
                 request.spec_token_ids = [] if request.is_prefill_chunk else list(token_ids)
 
-    def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
-        """Forget every hash; refused while blocks are held, unless the running requests are preempted for it."""
+    def reset_prefix_cache(
+        self, *, reset_running_requests: bool = False, reset_external: bool = False
+    ) -> bool:
+        """Forget every hash; refused while blocks are held, unless the running requests are preempted for it.
+
+        Loads under way are given up for it too; False if one cannot be. `reset_external`: forget what the connector
+        keeps as well, even where the pool cannot be reset; True only if both were done.
+        """
         if reset_running_requests:
             while self.running:
                 self._preempt(self.running.pop(), drop_stale_output=True)
-        return self.cache.reset_prefix_cache()
+            self.waiting.put_back(reversed(self.remote.restart_loading()))
+        done = self.cache.reset_prefix_cache()
+        if reset_external and self.connector is not None:
+            done = self.connector.reset_cache() and done
+        return done
 
     # ---- planning
 
@@ -81,7 +102,7 @@ class Scheduler:
         self.cache.new_step_starts()
         step = _Step(self.config.max_num_batched_tokens)
         step.long_prefill = (
-            self.config.long_prefill_token_threshold if len(self.running) + len(self.waiting) > 1 else 0
+            self.config.long_prefill_token_threshold if len(self.running) + self.num_waiting > 1 else 0
         )
         self._schedule_running(step)
         if not step.preempted:
@@ -157,55 +178,100 @@ class Scheduler:
 
     def _schedule_waiting(self, step: _Step) -> None:
         passed_over: list[Request] = []
-        while step.budget > 0 and len(self.waiting) and len(self.running) < self.config.max_num_seqs:
-            request = self.waiting.peek()
-            if request.num_stale_output_tokens and not request.drop_stale_output:
-                passed_over.append(self.waiting.pop())  # results of before its preemption are still to come
+        holding: list[Request] = []  # passed over too, with blocks
+        while step.budget > 0 and self.num_waiting and len(self.running) < self.config.max_num_seqs:
+            queue = self.remote.queue if len(self.remote.queue) else self.waiting
+            request = queue.peek()
+            if request.status is RequestStatus.WAITING_FOR_REMOTE_KVS:
+                if not self.remote.is_over(request):
+                    holding.append(queue.pop())
+                    continue
+                if not self.remote.finish_load(request):
+                    queue.pop()
+                    self._end_with_error(request)
+                    continue
+            if queue is self.remote.queue and not request.num_computed_tokens:
+                # Its load failed and it holds nothing; those behind it do, and must not wait for it.
+                self.waiting.put_back([queue.pop()])
                 continue
-            hit = self._lookup(request)
-            new_tokens, padded = self._num_admitted_tokens(request, hit, step)
-            if new_tokens <= 0:
-                break
-            blocks = self.cache.allocate_slots(
-                request,
-                new_tokens,
-                hit=hit,
-                num_lookahead_tokens=self.config.num_lookahead_tokens,
-                full_sequence_must_fit=self.config.scheduler_reserve_full_isl,
-                has_scheduled_requests=bool(self.running),
+            if request.num_stale_output_tokens and not request.drop_stale_output:
+                # Results of before its preemption are still to come.
+                (holding if request.num_computed_tokens else passed_over).append(queue.pop())
+                continue
+            looks = request.num_computed_tokens == 0
+            found = self._lookup(request)
+            if found is None:
+                passed_over.append(queue.pop())
+                continue
+            new_tokens, padded = (
+                (0, False) if found.load_async else self._num_admitted_tokens(request, found, step)
             )
-            if blocks is None:
+            if new_tokens <= 0 and not found.load_async:
                 break
-            self.waiting.pop()
-            self.cache.record_lookup(request, hit.num_tokens)
-            if request.status is RequestStatus.PREEMPTED:
-                step.resumed.append(request)
-            else:
-                step.new.append(request)
-                request.num_cached_tokens = hit.num_tokens
+            if not self._admit(request, found, new_tokens):
+                break
+            queue.pop()
+            num_computed_tokens = request.num_computed_tokens + found.hit.num_tokens + found.num_tokens
+            if looks and not request.num_load_failures:
+                self.cache.record_lookup(request, found.hit.num_tokens)
+                if request.status is RequestStatus.WAITING:
+                    request.num_cached_tokens = num_computed_tokens
+                    request.num_external_tokens = found.num_tokens
+            if found.load_async:
+                self.remote.starts_loading(request, num_computed_tokens)
+                holding.append(request)
+                continue
+            (step.resumed if request.status is RequestStatus.PREEMPTED else step.new).append(request)
             self.running.append(request)
             request.status = RequestStatus.RUNNING
-            request.num_computed_tokens += hit.num_tokens
+            request.num_computed_tokens = num_computed_tokens
             step.take(request, new_tokens, self.cache.block_ids(request.request_id))
             if padded:
                 step.spec_token_ids[request.request_id] = [-1] * self.config.num_speculative_tokens
         # The first passed over is put back last, so it is the first again.
         self.waiting.put_back(reversed(passed_over))
+        self.remote.queue.put_back(reversed(holding))
 
-    def _lookup(self, request: Request) -> Hit:
-        if request.num_computed_tokens:
-            return self.cache.no_hit()
+    def _lookup(self, request: Request) -> External | None:
+        """Return the local hit and what a connector has beyond it; None: the connector does not know yet."""
+        if request.num_computed_tokens:  # loaded
+            return External(self.cache.no_hit(), 0, False)
         hit = self.cache.get_computed_blocks(request)
         request.shared_prefix_boundary = hit.longest_tokens if hit.longest_tokens > hit.num_tokens else 0
-        return hit
+        return self.remote.match(request, hit)
 
-    def _num_admitted_tokens(self, request: Request, hit: Hit, step: _Step) -> tuple[int, bool]:
+    def _admit(self, request: Request, found: External, new_tokens: int) -> bool:
+        """Take the blocks for a request's first step, or for its load; False: they do not fit."""
+        reserved = 0
+        if found.load_async:
+            # A load cannot be preempted; what others need to go on must be left to them.
+            reserved = self.remote.reserved_blocks(
+                r for r in self.running if r.num_computed_tokens < r.num_tokens
+            )
+        blocks = self.cache.allocate_slots(
+            request,
+            new_tokens,
+            hit=found.hit,
+            num_lookahead_tokens=0 if found.load_async else self.config.num_lookahead_tokens,
+            num_external_tokens=found.num_tokens,
+            delay_cache_blocks=found.load_async,
+            full_sequence_must_fit=self.config.scheduler_reserve_full_isl,
+            reserved_blocks=reserved,
+            has_scheduled_requests=bool(self.running),
+        )
+        if blocks is None:
+            return False
+        self.remote.allocated(request, found)
+        return True
+
+    def _num_admitted_tokens(self, request: Request, found: External, step: _Step) -> tuple[int, bool]:
         """Return the tokens of a request's first step, 0 if it must wait, and whether they are padded for drafts.
 
         With drafts a request that has one token left to compute gets as many as a decode does, so that the whole
         batch has one shape; the padding is -1 and never accepted.
         """
-        start = request.num_computed_tokens + hit.num_tokens
+        found_tokens = found.hit.num_tokens + found.num_tokens
+        start = request.num_computed_tokens + found_tokens
         count, padded = request.num_tokens - start, False
         decode = 1 + self.config.num_speculative_tokens
         joins_decodes = decode > 1 and count == 1 and not step.prefill and (step.running or start > 0)
@@ -217,7 +283,7 @@ class Scheduler:
             count = step.long_prefill
         if not self.config.enable_chunked_prefill and count > step.budget:
             return 0, False
-        aligned = self._align_to_states(request, min(count, step.budget), hit.num_tokens)
+        aligned = self._align_to_states(request, min(count, step.budget), found_tokens)
         if padded and aligned not in (0, decode):
             return 1, False
         return aligned, padded
@@ -274,6 +340,7 @@ class Scheduler:
         self.cache.pool.free_blocks(held)
         return StepPlan(
             num_scheduled_tokens=step.num_tokens,
+            requests={request_id: self.requests[request_id] for request_id in step.num_tokens},
             new_requests=[
                 NewRequest(
                     request.request_id, request.num_computed_tokens, step.block_ids[request.request_id]
@@ -293,6 +360,7 @@ class Scheduler:
             preempted=[request.request_id for request in step.preempted],
             spec_token_ids=step.spec_token_ids,
             block_copies=copies,
+            connector_meta=self.connector.build_connector_meta() if self.connector else None,
         )
 
     def _after_schedule(self, plan: StepPlan) -> None:
@@ -318,8 +386,8 @@ class Scheduler:
         stopped: list[Request] = []
         for request_id, count in plan.num_scheduled_tokens.items():
             request = self.requests.get(request_id)
-            if request is None:
-                continue  # it ended while the step ran
+            if request is None or plan.requests.get(request_id, request) is not request:
+                continue  # it ended while the step ran, and perhaps another has its id now
             request.num_in_flight_tokens -= count
             stale = request.num_stale_output_tokens > 0
             if stale:
@@ -363,13 +431,50 @@ class Scheduler:
             self._free(request)
         return ended
 
-    def _free(self, request: Request) -> None:
-        self.cache.free(request)
+    def update_from_connector(self, output: ConnectorOutput, plan: StepPlan) -> list[Request]:
+        """Take in what a connector has done before the step of `plan` runs; returns the requests that it stopped.
+
+        These were to go on from KV that did not come: none of the steps planned with them may run them. They start
+        again, or end with an error, as the connector's policy says.
+        """
+        again = self.remote.take(output, plan, self.running)
+        if again:
+            self.running = [request for request in self.running if request not in again]
+        for request in reversed(again):
+            self._preempt(request, drop_stale_output=True)
+            if not self.remote.recomputes:
+                self.waiting.remove([request])
+                self._end_with_error(request)
+        return again
+
+    def save_kv(self, plan: StepPlan) -> None:
+        """Let the connector save what the step of `plan`, which has just run, computed of requests that go on."""
+        if self.connector is None:
+            return
+        for request_id, request in plan.requests.items():
+            if request.status is RequestStatus.RUNNING and not request.num_stale_output_tokens:
+                settled = request.num_computed_tokens - request.num_in_flight_tokens
+                self.connector.save_kv(request, self.cache.coordinator.blocks_of(request_id), settled)
+
+    def _end_with_error(self, request: Request) -> None:
+        request.status = RequestStatus.FINISHED_ERROR
+        self._failed.append(request)
+        self._free(request)
+
+    def take_failed(self) -> list[Request]:
+        """Return the requests that ended with an error since the last call."""
+        failed, self._failed = self._failed, []
+        return failed
+
+    def _free(self, request: Request, *, keep: bool = False) -> None:
+        if self.remote.request_finished(request, keep=keep):
+            self.cache.free(request)
         del self.requests[request.request_id]
 
     def take_events(self) -> list[KVEvent]:
         """Return the KV events since the last call; the engine publishes them as one batch."""
-        return self.cache.take_events()
+        events = self.cache.take_events()
+        return events + self.connector.take_events() if self.connector else events
 
 
 class _Step:

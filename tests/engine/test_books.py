@@ -79,24 +79,25 @@ class Books(RuleBasedStateMachine):
         """Start an engine with few blocks."""
         groups, unit, align, eagle = SHAPES[self.shape]
         stateful = any(isinstance(group, MambaSpec) for group in groups)
+        cache = CacheConfig(
+            groups=groups,
+            num_blocks=size,
+            hash_block_size=unit,
+            scheduler_block_size=align,
+            max_model_len=36,
+            max_in_flight_tokens=24,
+            use_eagle=eagle,
+        )
         self.engine = EngineCore(
             SchedulerConfig(
-                cache=CacheConfig(
-                    groups=groups,
-                    num_blocks=size,
-                    hash_block_size=unit,
-                    scheduler_block_size=align,
-                    max_model_len=36,
-                    max_in_flight_tokens=24,
-                    use_eagle=eagle,
-                ),
+                cache=cache,
                 max_num_seqs=4,
                 max_num_batched_tokens=12,
                 policy="priority" if priority else "fcfs",
                 async_scheduling=asynchronous,
                 num_speculative_tokens=0 if stateful or asynchronous else drafts,
             ),
-            NullRunner(vocab_size=3),
+            NullRunner(vocab_size=3, cache=cache),
             publish=self.publish,
         )
         self.hasher = BlockHasher(block_size=unit, algorithm="sha256_cbor", hash_seed="0")

@@ -1,0 +1,517 @@
+"""A connector over tiers, the quickest first: pages are saved in all, and loaded from the first that has them.
+
+Tiers in host memory are read and written at once. The others work on threads of the connector's own: a request that may
+find something there waits for the answer while others run, is then loaded asynchronously, and is computed as if nothing
+had been there when a page does not come.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from kvhash.block_hash import external_hash, get_block_hash, get_group_id
+from kvhash.events.schema import BlockRemoved, BlockStored
+
+from ..block import Block
+from ..block_pool import block_key, hashes_at, stored_event
+from ..cache_manager import CacheManager
+from ..events import KVEvent
+from ..request import Request
+from ..spec import FullAttentionSpec
+from .background import SaveQueue
+from .base import ConnectorOutput, KVConnector
+from .envelope import fingerprint_digest
+from .tier import Tier
+
+if TYPE_CHECKING:
+    from ..runner import PagedRunner
+
+__all__ = ["TierConnector"]
+
+_log = logging.getLogger(__name__)
+#: Keys of pages given to slow tiers that are remembered, so that a prefix hit again and again is not sent each time.
+_MAX_KNOWN = 1 << 17
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """One block to be loaded. ``first``: the first token of the request in it."""
+
+    first: int
+    group: int
+    block_id: int
+    key: bytes
+
+
+@dataclass(slots=True)
+class _Load:
+    """The load of one request. ``content``: as far as it has come, None for a page that did not."""
+
+    request: Request
+    pages: list[_Page]
+    load_async: bool
+    content: list[bytes | None] = field(default_factory=list)
+    cancelled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Match:
+    """What was last answered for a request: tokens `start` to `end`, and the tier that has each key."""
+
+    start: int
+    end: int
+    where: Mapping[bytes, Tier]
+
+
+class TierConnector(KVConnector):
+    """Keeps KV in `tiers`.
+
+    `load_async`: None: asynchronously unless every page is in a fast tier; else as it says. `saves`, `loads`: what
+    ``kv_role`` allows. `max_pending_bytes`: pages that wait to be saved; beyond that they are not saved, and counted.
+    """
+
+    def __init__(
+        self,
+        tiers: Sequence[Tier],
+        *,
+        load_async: bool | None = None,
+        saves: bool = True,
+        loads: bool = True,
+        kv_load_failure_policy: str = "recompute",
+        max_pending_bytes: int = 256 << 20,
+        close_timeout: float = 5.0,
+    ) -> None:
+        self.tiers = tuple(tiers)
+        self.kv_load_failure_policy = kv_load_failure_policy
+        self.counters: Counter[str] = Counter()
+        self._fast = [tier for tier in tiers if tier.fast]
+        self._slow = [tier for tier in tiers if not tier.fast]
+        self._load_async = load_async
+        self._saves, self._loads = saves, loads
+        self._close_timeout = close_timeout
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="kv-load")
+        self._queue = SaveQueue(self._save_slow, max_bytes=max_pending_bytes) if self._slow else None
+        self._news = threading.Event()
+        self._lookups: dict[str, Future[dict[bytes, Tier]]] = {}
+        self._matches: dict[str, _Match] = {}
+        self._planned: list[_Load] = []
+        self._loading: dict[str, _Load] = {}
+        self._fetched: queue.SimpleQueue[_Load] = queue.SimpleQueue()
+        self._failed: dict[str, int] = {}
+        self._num_saved: dict[str, list[int]] = {}
+        self._known: OrderedDict[bytes, None] = OrderedDict()
+        # What stored blocks are, until the slow tiers have them: the event, and how many saves are under way.
+        self._described: dict[bytes, tuple[BlockStored, int]] = {}
+        self._settled: queue.SimpleQueue[tuple[bytes, bool]] = queue.SimpleQueue()
+
+    def bind(self, runner: PagedRunner, cache: CacheManager) -> None:
+        """Open the tiers under the runner's fingerprint, and tell what is there already."""
+        self._runner, self._cache = runner, cache
+        self._groups = [
+            (group, manager, manager.block_size) for group, manager in enumerate(cache.coordinator.managers)
+        ]
+        self._unit = cache.config.scheduler_block_size
+        digest = fingerprint_digest(runner.page_fingerprint)
+        self._events: list[KVEvent] = [
+            self._stored_unknown(tier, key) for tier in self.tiers for key in tier.bind(digest)
+        ]
+
+    # ---- planning
+
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """Return what the tiers have after the local hit; None while the slow ones are being asked."""
+        start, limit = num_computed_tokens, self._limit(request)
+        if not self._loads or start >= limit:
+            return 0, False
+        keys = self._keys(request, start, limit)
+        asked = [key for row in keys.values() for key in row]
+        where = {key: tier for tier in reversed(self._fast) for key in tier.contains(asked)}
+        missing = [key for key in asked if key not in where]
+        if missing and self._slow:
+            lookup = self._lookups.get(request.request_id)
+            if lookup is None:
+                lookup = self._lookups[request.request_id] = self._threads.submit(self._look_up, missing)
+                lookup.add_done_callback(lambda _: self._news.set())
+            if not lookup.done():
+                return None, False
+            where = lookup.result() | where
+        end = self._longest(keys, start, limit, where)
+        if end <= start:
+            return 0, False
+        self._matches[request.request_id] = _Match(start, end, where)
+        if self._load_async is not None:
+            return end - start, self._load_async
+        return end - start, not all(where[page.key].fast for page in self._pages(keys, start, end))
+
+    def update_state_after_alloc(
+        self, request: Request, blocks: tuple[list[Block], ...], num_external_tokens: int
+    ) -> None:
+        """Note which page goes into which block; pages of fast tiers are held from now on."""
+        self._lookups.pop(request.request_id, None)
+        match = self._matches.get(request.request_id)
+        if num_external_tokens == 0 or match is None:
+            return
+        pages = [
+            _Page(
+                page.first,
+                page.group,
+                blocks[page.group][page.first // self._size(page.group)].block_id,
+                page.key,
+            )
+            for page in self._pages(self._keys(request, match.start, match.end), match.start, match.end)
+        ]
+        load_async = self._load_async
+        if load_async is None:
+            load_async = not all(match.where[page.key].fast for page in pages)
+        load = _Load(request, pages, load_async)
+        if not load_async:
+            load.content = [self._fetch(page.key, self._fast) for page in pages]
+        self._planned.append(load)
+        if load_async:
+            self._loading[request.request_id] = load
+
+    def get_external_cache_hit_sources(self, request: Request, num_external_tokens: int) -> dict[str, int]:
+        """Split the tokens of a load by tier, as its lookup found them."""
+        match = self._matches.pop(request.request_id, None)
+        if match is None or not num_external_tokens:
+            return {}
+        pages = self._pages(self._keys(request, match.start, match.end), match.start, match.end)
+        group, _, size = max(self._groups, key=lambda g: sum(page.group == g[0] for page in pages) * g[2])
+        tokens = Counter[str]()
+        for page in pages:
+            if page.group == group:
+                tokens[match.where[page.key].source] += size
+        outermost = max((match.where[page.key] for page in pages), key=self.tiers.index).source
+        tokens[outermost] += num_external_tokens - tokens.total()
+        return {source: count for source, count in tokens.items() if count}
+
+    def build_connector_meta(self) -> list[_Load] | None:
+        """Return the loads planned since the last call."""
+        planned, self._planned = self._planned, []
+        return planned or None
+
+    # ---- loading
+
+    def start_load_kv(self, meta: Sequence[_Load]) -> None:
+        """Write the pages of synchronous loads; send for those of asynchronous ones."""
+        for load in meta:
+            if load.cancelled:
+                continue
+            if load.load_async:
+                self._threads.submit(self._fetch_all, load)
+                continue
+            load.content = [
+                self._fetch(page.key, self._slow) if content is None else content
+                for page, content in zip(load.pages, load.content, strict=True)
+            ]
+            self._write(load)
+
+    def get_finished(self) -> ConnectorOutput:
+        """Write the pages that have come and say whose are all there."""
+        finished: list[str] = []
+        while not self._fetched.empty():
+            load = self._fetched.get()
+            if not load.cancelled:
+                request_id = load.request.request_id
+                del self._loading[request_id]
+                self._write(load)
+                finished.append(request_id)
+        failed, self._failed = self._failed, {}
+        return ConnectorOutput(finished_recving=finished, failed_loads=failed)
+
+    def cancel_load(self, request_id: str) -> bool:
+        """Give up a load; its pages are only ever written on the engine's thread, so that takes effect at once."""
+        load = self._loading.pop(request_id, None)
+        if load is not None:
+            load.cancelled = True
+        return True
+
+    def wait(self, timeout: float) -> None:
+        """Wait for an answer of the slow tiers."""
+        if self._news.wait(timeout):
+            self._news.clear()
+
+    def _look_up(self, keys: Sequence[bytes]) -> dict[bytes, Tier]:
+        where: dict[bytes, Tier] = {}
+        for tier in self._slow:
+            missing = [key for key in keys if key not in where]
+            where.update(dict.fromkeys(tier.contains(missing) if missing else (), tier))
+        return where
+
+    def _fetch_all(self, load: _Load) -> None:
+        try:
+            for page in load.pages:
+                if load.cancelled:
+                    break
+                load.content.append(self._fetch(page.key, self.tiers))
+        except Exception:
+            _log.exception("pages of %s could not be fetched", load.request.request_id)
+        load.content += [None] * (len(load.pages) - len(load.content))
+        self._fetched.put(load)
+        self._news.set()
+
+    def _fetch(self, key: bytes, tiers: Sequence[Tier]) -> bytes | None:
+        for tier in tiers:
+            page = tier.get(key)
+            if page is not None:
+                return page
+        return None
+
+    def _write(self, load: _Load) -> None:
+        """Write what came into the pages; note the first token of what did not."""
+        missing: list[int] = []
+        for page, content in zip(load.pages, load.content, strict=True):
+            if content is not None:
+                try:
+                    self._runner.write_page(page.group, page.block_id, content)
+                except ValueError as error:
+                    _log.warning("a page of the tiers does not fit the runner: %s", error)
+                else:
+                    self._promote(load.request, page, content)
+                    continue
+            missing.append(page.first)
+            self._known.pop(page.key, None)  # it will be computed, and can be saved again
+        self.counters["loaded_blocks"] += len(load.pages) - len(missing)
+        if missing:
+            self.counters["failed_blocks"] += len(missing)
+            self.counters["failed_loads"] += 1
+            self._failed[load.request.request_id] = min(missing)
+            _log.warning(
+                "%d of %d blocks of %s could not be loaded",
+                len(missing),
+                len(load.pages),
+                load.request.request_id,
+            )
+
+    def _promote(self, request: Request, page: _Page, content: bytes) -> None:
+        """Keep in the fast tiers what a slow one had; if it came from a fast one it becomes the last to go there."""
+        if self._saves:
+            for tier in self._fast:
+                self._put(tier, request, page.key, content, page.group, page.first)
+
+    # ---- saving
+
+    def save_kv(self, request: Request, blocks: tuple[list[Block], ...], num_tokens: int) -> None:
+        """Save the blocks that are full and can be hit, each once."""
+        if not self._saves:
+            return
+        pool = self._cache.pool
+        saved = self._num_saved.get(request.request_id)
+        if saved is None:
+            saved = self._num_saved[request.request_id] = [0] * len(self._groups)
+        for group, manager, size in self._groups:
+            end = min(num_tokens // size, manager.num_cached.get(request.request_id, 0))
+            if saved[group] >= end:
+                continue
+            hashes = hashes_at(request.block_hashes, pool.hash_block_size, size)
+            for index in range(saved[group], end):
+                block, key = blocks[group][index], block_key(hashes[index], group)
+                if not block.is_null and key in pool.keys_of(block):
+                    self._save(request, key, block, group, index * size)
+            saved[group] = end
+
+    def request_finished(self, request: Request, blocks: tuple[list[Block], ...], num_tokens: int) -> bool:
+        """Save the rest; pages are copied here, so the blocks can go."""
+        if num_tokens:
+            self.save_kv(request, blocks, num_tokens)
+        self._num_saved.pop(request.request_id, None)
+        self._matches.pop(request.request_id, None)
+        self._lookups.pop(request.request_id, None)
+        return False
+
+    def _save(self, request: Request, key: bytes, block: Block, group: int, first: int) -> None:
+        fast = [tier for tier in self._fast if not tier.contains([key])]
+        slow = bool(self._slow) and key not in self._known
+        if not fast and not slow:
+            return
+        page = self._runner.read_page(group, block.block_id)
+        for tier in fast:
+            self._put(tier, request, key, page, group, first)
+        if slow and self._queue is not None:
+            event, count = self._described.get(key) or (self._stored(request, key, group, first), 0)
+            if not self._queue.put(key, page):
+                self.counters["saves_dropped"] += 1
+                return
+            self._described[key] = event, count + 1
+            self._known[key] = None
+            if len(self._known) > _MAX_KNOWN:
+                self._known.popitem(last=False)
+
+    def _put(self, tier: Tier, request: Request, key: bytes, page: bytes, group: int, first: int) -> None:
+        if tier.put(key, page):
+            event = self._stored(request, key, group, first)
+            self._tell(tier, {key: event})
+
+    def _save_slow(self, key: bytes, page: bytes) -> None:
+        kept = [tier.put(key, page) is not None for tier in self._slow]
+        self._settled.put((key, all(kept)))
+
+    # ---- events, reset, the end
+
+    def take_events(self) -> list[KVEvent]:
+        """Return what the tiers stored and dropped, each under its medium."""
+        settled: list[tuple[bytes, bool]] = []
+        while not self._settled.empty():
+            settled.append(self._settled.get())
+        described = {key: event for key, (event, _) in self._described.items()}
+        for tier in self.tiers:
+            self._tell(tier, described)
+        for key, kept in settled:
+            event, count = self._described.pop(key)
+            if count > 1:
+                self._described[key] = event, count - 1
+            if not kept:
+                self._known.pop(key, None)
+        events, self._events = self._events, []
+        return events
+
+    def reset_cache(self) -> bool:
+        """Drop what waits to be saved and every page in every tier, other engines' too where a tier is shared."""
+        quiet = self._queue is None or self._queue.drop(timeout=self._close_timeout)
+        if not quiet:
+            return False
+        self._events = self.take_events()  # of what was saved until now
+        self._known.clear()
+        self._described.clear()
+        self._lookups.clear()
+        self._matches.clear()
+        cleared = [tier.clear() for tier in self.tiers]
+        return all(cleared)
+
+    def flush(self, *, timeout: float) -> bool:
+        """Wait until what is being saved is saved; False after `timeout` seconds."""
+        return self._queue is None or self._queue.flush(timeout=timeout)
+
+    def get_stats(self) -> dict[str, dict[str, int]]:
+        """Return the counters of the connector and of each tier."""
+        stats = {"connector": dict(self.counters)}
+        for tier in self.tiers:
+            stats[tier.name] = dict(tier.counters)
+        return stats
+
+    def close(self) -> None:
+        """Save what waits, as far as the time allows, and close the tiers."""
+        if self._queue is not None and not self._queue.close(timeout=self._close_timeout):
+            _log.warning("not all pages were saved within %s s; the rest is dropped", self._close_timeout)
+        self._threads.shutdown(wait=True, cancel_futures=True)
+        for tier in self.tiers:
+            tier.close()
+
+    def _tell(self, tier: Tier, described: Mapping[bytes, BlockStored]) -> None:
+        locality = tier.locality
+        for key, came in tier.take_changes():
+            if not self._cache.config.enable_events:
+                continue
+            if not came:
+                self._events.append(
+                    BlockRemoved(
+                        block_hashes=(
+                            external_hash(get_block_hash(key), self._cache.config.event_hash_form),
+                        ),
+                        medium=tier.medium,
+                        group_idx=get_group_id(key),
+                        locality=locality,
+                    )
+                )
+            elif key in described:
+                self._events.append(
+                    msgspec.structs.replace(described[key], medium=tier.medium, locality=locality)
+                )
+            else:
+                self._events.append(self._stored_unknown(tier, key))
+
+    def _stored(self, request: Request, key: bytes, group: int, first: int) -> BlockStored:
+        """Return the event of one block; `first`: its first token."""
+        size, pool = self._size(group), self._cache.pool
+        hashes = hashes_at(request.block_hashes, pool.hash_block_size, size)
+        index = first // size
+        return stored_event(
+            request,
+            hashes=[get_block_hash(key)],
+            parent=hashes[index - 1] if index else None,
+            start=first,
+            end=first + size,
+            block_size=size,
+            spans=[(first, first + size)],
+            group_id=group,
+            spec=self._cache.config.groups[group],
+            medium="",
+            form=self._cache.config.event_hash_form,
+        )
+
+    def _stored_unknown(self, tier: Tier, key: bytes) -> BlockStored:
+        """Return the event of a block from before the engine's time: its tokens are not known, its hash is."""
+        group = get_group_id(key)
+        spec = self._cache.config.groups[group] if group < len(self._cache.config.groups) else None
+        return BlockStored(
+            block_hashes=(external_hash(get_block_hash(key), self._cache.config.event_hash_form),),
+            parent_block_hash=None,
+            token_ids=(),
+            block_size=0,
+            medium=tier.medium,
+            group_idx=group,
+            kv_cache_spec_kind=spec.kind if spec else None,
+            kv_cache_spec_sliding_window=spec.sliding_window if spec else None,
+            locality=tier.locality,
+        )
+
+    # ---- which blocks a prefix needs
+
+    def _size(self, group: int) -> int:
+        return self._groups[group][2]
+
+    def _limit(self, request: Request) -> int:
+        """Return the longest prefix that could be loaded: whole units, hashed, and a token left to compute."""
+        hashed = len(request.block_hashes) * self._cache.pool.hash_block_size
+        return min(request.num_tokens - 1, hashed) // self._unit * self._unit
+
+    def _keys(self, request: Request, start: int, end: int) -> dict[int, list[bytes]]:
+        """Return for each group the keys of its blocks of the tokens `start` to `end`."""
+        unit = self._cache.pool.hash_block_size
+        return {
+            group: [
+                block_key(value, group)
+                for value in hashes_at(request.block_hashes, unit, size)[start // size : end // size]
+            ]
+            for group, _, size in self._groups
+        }
+
+    def _pages(self, keys: Mapping[int, Sequence[bytes]], start: int, end: int) -> list[_Page]:
+        """Return the blocks that a prefix of `end` tokens needs beyond the local hit of `start`."""
+        pages: list[_Page] = []
+        for group, manager, size in self._groups:
+            first = start // size
+            needed = max(first, manager.num_skipped_tokens(end) // size)
+            pages += (
+                _Page(index * size, group, 0, keys[group][index - first])
+                for index in range(needed, end // size)
+            )
+        return pages
+
+    def _longest(
+        self, keys: Mapping[int, Sequence[bytes]], start: int, limit: int, where: Mapping[bytes, Tier]
+    ) -> int:
+        """Return the longest prefix, in whole units, all of whose blocks are there; `start` if there is none."""
+        for group, _, size in self._groups:
+            if isinstance(self._cache.config.groups[group], FullAttentionSpec):
+                there = next((i for i, key in enumerate(keys[group]) if key not in where), len(keys[group]))
+                limit = min(limit, start + there * size)
+        end = limit // self._unit * self._unit
+        if self._cache.config.use_eagle:
+            end -= self._unit  # the drafter needs the hidden states of the last unit, so that is computed
+        while end > start:
+            if all(page.key in where for page in self._pages(keys, start, end)):
+                return end
+            end -= self._unit
+        return start

@@ -1,0 +1,264 @@
+"""The scheduler's side of a connector: loads under way, what they brought, and blocks that are still needed.
+
+Without a connector it says "nothing" to every question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ..cache_manager import CacheManager, CacheStats
+from ..connectors.base import ConnectorOutput, KVConnector
+from ..coordinator import Hit
+from ..request import Request, RequestStatus
+from ..spec import FullAttentionSpec
+from .plan import StepPlan
+from .queue import make_queue
+
+__all__ = ["External", "LoadStats", "RemoteKV"]
+
+
+@dataclass(frozen=True, slots=True)
+class External:
+    """What a connector has for a request beyond its local hit, which may have been cut for it."""
+
+    hit: Hit
+    num_tokens: int
+    load_async: bool
+
+
+@dataclass(slots=True)
+class LoadStats:
+    """Loads that left something out: how many requests met one, and the tokens that were computed for it."""
+
+    failed_requests: int = 0
+    failed_tokens: int = 0
+
+
+class RemoteKV:
+    """All requests that hold blocks and do not run: those loading, those loaded, and those that have ended."""
+
+    def __init__(self, connector: KVConnector | None, cache: CacheManager, *, policy: str) -> None:
+        self.connector = connector
+        #: Loading and loaded requests; they are admitted before the waiting ones, since they hold blocks already.
+        self.queue = make_queue(policy)
+        #: Tokens that connectors were asked for and had, of admitted requests.
+        self.stats = CacheStats()
+        self.hits_by_source: dict[str, int] = {}
+        self.load_stats = LoadStats()
+        self._cache = cache
+        self._before_load: dict[str, RequestStatus] = {}
+        self._over: set[str] = set()
+        self._failed: dict[str, int] = {}
+        self._ended: dict[str, Request] = {}
+
+    # ---- admission
+
+    def match(self, request: Request, hit: Hit) -> External | None:
+        """Ask the connector what it has after the local hit; None: it does not know yet.
+
+        A request that skips the cache gets nothing, and neither does one whose load has failed before. The connector
+        starts at a block's end; a hit that ends inside a block is cut for it only if it has more than that.
+        """
+        if self.connector is None or request.skip_reading_prefix_cache or request.num_load_failures:
+            return External(hit, 0, False)
+        unit = self._cache.config.scheduler_block_size
+        aligned = hit.num_tokens // unit * unit
+        tokens, load_async = self.connector.get_num_new_matched_tokens(request, aligned)
+        if tokens is None:
+            return None
+        if tokens <= hit.num_tokens - aligned:
+            return External(hit, 0, False)
+        if aligned < hit.num_tokens:
+            hit = self._cache.coordinator.truncate_hit(hit, aligned)
+        return External(hit, tokens, load_async)
+
+    def allocated(self, request: Request, found: External) -> None:
+        """Tell the connector that the request has its blocks, and count what it had."""
+        if self.connector is None:
+            return
+        blocks = self._cache.coordinator.blocks_of(request.request_id)
+        self.connector.update_state_after_alloc(request, blocks, found.num_tokens)
+        if request.skip_reading_prefix_cache or request.num_computed_tokens or request.num_load_failures:
+            return
+        preempted = request.num_preemptions > 0
+        self.stats.record(request.num_tokens - found.hit.num_tokens, found.num_tokens, preempted=preempted)
+        if not preempted:
+            sources = self.connector.get_external_cache_hit_sources(request, found.num_tokens)
+            for source, tokens in sources.items():
+                self.hits_by_source[source] = self.hits_by_source.get(source, 0) + tokens
+
+    def starts_loading(self, request: Request, num_computed_tokens: int) -> None:
+        """Set a request aside until its load is over; its blocks count as computed from then on."""
+        self._before_load[request.request_id] = request.status
+        request.status = RequestStatus.WAITING_FOR_REMOTE_KVS
+        request.num_computed_tokens = num_computed_tokens
+
+    def reserved_blocks(self, prefilling: Iterable[Request]) -> int:
+        """Return the blocks that requests need which hold some and cannot be preempted, or are in mid-prompt.
+
+        A load that took them could leave everybody waiting for everybody.
+        """
+        return sum(map(self._cache.remaining_blocks, [*self.queue, *prefilling]))
+
+    # ---- the end of a load
+
+    def is_over(self, request: Request) -> bool:
+        """Whether what a request waited for has come, or will not come."""
+        return request.request_id in self._over
+
+    def finish_load(self, request: Request) -> bool:
+        """Cache what was loaded and let the request be scheduled; False: it is to be ended for its failed load."""
+        request_id = request.request_id
+        self._over.discard(request_id)
+        request.status = self._before_load.pop(request_id)
+        first = self._failed.pop(request_id, None)
+        if first is None:
+            self._cache.cache_blocks(request, request.num_computed_tokens)
+            return True
+        self._count_failure(request, first, request.num_computed_tokens)
+        # A block that was loaded for a window or a state further on is of no use before it: then nothing is kept.
+        unit = self._cache.config.scheduler_block_size
+        only_full = all(isinstance(spec, FullAttentionSpec) for spec in self._cache.config.groups)
+        valid = first // unit * unit if only_full else 0
+        request.num_computed_tokens = valid
+        if valid:
+            self._cache.cache_blocks(request, valid)
+        else:
+            self._cache.free(request)
+        return self.recomputes
+
+    def cancel(self, request: Request) -> bool:
+        """Give up a request's load if one is under way; False: its blocks must be kept until the load is over."""
+        done = self._give_up(request)
+        self._forget(request.request_id)
+        return done
+
+    def restart_loading(self) -> list[Request]:
+        """Give up all loads that can be and return their requests, without blocks, to be admitted anew."""
+        restarted = [request for request in self.queue if self._give_up(request)]
+        self.queue.remove(restarted)
+        for request in restarted:
+            request.status = self._before_load.get(request.request_id, request.status)
+            self._forget(request.request_id)
+            self._cache.free(request)
+            request.num_computed_tokens = 0
+        return restarted
+
+    def _give_up(self, request: Request) -> bool:
+        request_id = request.request_id
+        loading = request_id in self._before_load and request_id not in self._over
+        return not loading or self.connector is None or self.connector.cancel_load(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        self._before_load.pop(request_id, None)
+        self._over.discard(request_id)
+        self._failed.pop(request_id, None)
+
+    # ---- requests that have ended
+
+    def request_finished(self, request: Request, *, keep: bool) -> bool:
+        """Tell the connector that a request ended; whether its blocks can be freed now.
+
+        `keep`: a load still writes to them.
+        """
+        if self.connector is not None:
+            blocks = self._cache.coordinator.blocks_of(request.request_id)
+            settled = request.num_computed_tokens - request.num_in_flight_tokens
+            if (
+                request.status is RequestStatus.FINISHED_ABORTED
+                or request.status is RequestStatus.FINISHED_ERROR
+            ):
+                settled = 0  # what it hit may be computed by a step that has not run yet
+            keep |= self.connector.request_finished(request, blocks, max(0, settled))
+        if keep:
+            self._ended[request.request_id] = request
+        return not keep
+
+    @property
+    def keeps(self) -> frozenset[str]:
+        """The ids of ended requests whose blocks are still held."""
+        return frozenset(self._ended)
+
+    # ---- what the connector reports
+
+    def take(self, output: ConnectorOutput, plan: StepPlan, running: Sequence[Request]) -> list[Request]:
+        """Take in what is over; returns the running requests that must start again, with the hashes evicted.
+
+        `plan`: the one whose synchronous loads have just been done.
+        """
+        bad: set[int] = set()
+        for request_id, first in output.failed_loads.items():
+            if request_id in self._before_load:
+                self._failed[request_id] = min(first, self._failed.get(request_id, first))
+            elif request_id not in self._ended:
+                bad |= self._cache.block_ids_from(_table(plan, request_id), first)
+        again = self._start_again(bad, running) if bad else []
+        for request_id in output.finished_recving:
+            if request_id in self._before_load:
+                self._over.add(request_id)
+            else:
+                self._free_ended(request_id)
+        for request_id in output.finished_sending:
+            self._free_ended(request_id)
+        return again
+
+    def _start_again(self, bad: set[int], running: Sequence[Request]) -> list[Request]:
+        """Find all that goes on from blocks whose content did not come, and make those blocks unfindable.
+
+        What a request computes after a bad block is bad too, and others may have hit that.
+        """
+        firsts: dict[str, int] = {}
+        requests = [*running, *self.queue]
+        grown = True
+        while grown:
+            grown = False
+            for request in requests:
+                request_id = request.request_id
+                first = self._cache.first_token_in(request_id, bad)
+                if first is not None and first < firsts.get(request_id, first + 1):
+                    firsts[request_id], grown = first, True
+                    bad |= self._cache.block_ids_from(self._cache.block_ids(request_id), first)
+        self._cache.pool.evict_blocks(bad)
+        again: list[Request] = []
+        for request in requests:
+            first = firsts.get(request.request_id)
+            if first is None:
+                continue
+            if request.request_id in self._before_load:
+                self._failed[request.request_id] = min(first, self._failed.get(request.request_id, first))
+                continue
+            self._count_failure(request, first, request.num_computed_tokens)
+            if request.status is RequestStatus.RUNNING:
+                again.append(request)
+            else:  # loaded and not yet admitted: it looks again
+                self._cache.free(request)
+                request.num_computed_tokens = 0
+        return again
+
+    def _count_failure(self, request: Request, first: int, computed: int) -> None:
+        request.lose_cached_tokens(first)
+        self.load_stats.failed_requests += 1
+        self.load_stats.failed_tokens += max(0, computed - first)
+
+    def _free_ended(self, request_id: str) -> None:
+        request = self._ended.pop(request_id, None)
+        if request is not None:
+            self._cache.free(request)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether a request whose load failed is computed instead; else it ends with an error."""
+        return self.connector is None or self.connector.kv_load_failure_policy == "recompute"
+
+
+def _table(plan: StepPlan, request_id: str) -> Sequence[Sequence[int]]:
+    """Return the block table with which a request was planned; it loads in the step in which it is admitted."""
+    for new in plan.new_requests:
+        if new.request_id == request_id:
+            return new.block_ids
+    for cached in plan.cached_requests:
+        if cached.request_id == request_id and cached.resumed:
+            return cached.new_block_ids or ()
+    raise KeyError(f"the connector reports a load of {request_id!r}, which the step does not load")
