@@ -13,6 +13,7 @@ from typing import Any
 from kvhash import KvHashError
 from kvhash._errors import InvalidRequestError
 
+from .connectors import make_connector
 from .core import EngineCore
 from .engine import Engine
 from .options import EngineOptions
@@ -50,6 +51,9 @@ def make_engine(options: EngineOptions, deliver: Callable[[StepReport], None], *
             runner,
             publish=publisher.publish if publisher else lambda events: None,
             drafter=options.drafter(),
+            connector=None
+            if options.kv_transfer_config is None
+            else make_connector(options.kv_transfer_config),
         )
     except KvHashError:
         if publisher:
@@ -90,4 +94,6 @@ def _null_runner(options: EngineOptions, why: str) -> ModelRunner:
             "without a model there are no drafts with async scheduling; leave one of them out"
         )
     _log.info("%s: tokens are made up, the same for the same prompt", why)
-    return NullRunner(vocab_size=options.info.vocab_size)
+    # Pages are kept only for a connector, which moves them.
+    cache = None if options.kv_transfer_config is None else options.scheduler_config().cache
+    return NullRunner(vocab_size=options.info.vocab_size, cache=cache)

@@ -82,10 +82,11 @@ class EngineLoop:
         """Reset between two steps; the future holds whether it was done."""
 
         def reset() -> bool:
-            done = self.core.reset_prefix_cache(reset_running_requests=reset_running_requests)
-            if done:
-                self.core.publish_events()
-                self._report([], cache_reset=True)
+            done = self.core.reset_prefix_cache(
+                reset_running_requests=reset_running_requests, reset_external=reset_external
+            )
+            self.core.publish_events()
+            self._report([], cache_reset=done)
             return done
 
         return self.call(reset)
@@ -122,7 +123,7 @@ class EngineLoop:
             self._report(failed)
             return
         ended = self.core.abort(list(self.core.scheduler.requests))
-        self.core.publish_events()
+        self.core.close()
         self._report([self._output(request, []) for request in ended], ended)
 
     def _take_inbox(self) -> bool:
@@ -204,22 +205,31 @@ class _Counted:
     """What was reported already of the scheduler's running totals."""
 
     def __init__(self) -> None:
-        self._seen = (0, 0, 0)
+        self._seen = (0,) * 6
+        self._sources: dict[str, int] = {}
         self._preemptions: dict[str, int] = {}
 
     def since_last(self, core: EngineCore, *, cache_reset: bool) -> EngineStats:
         scheduler = core.scheduler
         cache = scheduler.cache
-        now = (cache.stats.requests, cache.stats.queries, cache.stats.hits)
-        requests, queries, hits = (a - b for a, b in zip(now, self._seen, strict=True))
+        local, remote = cache.stats, scheduler.remote.stats
+        now = (local.requests, local.queries, local.hits, remote.requests, remote.queries, remote.hits)
+        new = [a - b for a, b in zip(now, self._seen, strict=True)]
         self._seen = now
+        sources = scheduler.remote.hits_by_source
+        by_source = {name: count - self._sources.get(name, 0) for name, count in sources.items()}
+        self._sources = dict(sources)
         stats = EngineStats(
             running=len(scheduler.running),
             waiting=len(scheduler.requests) - len(scheduler.running),
             kv_cache_usage=cache.pool.usage,
-            requests=requests,
-            queries=queries,
-            hits=hits,
+            requests=new[0],
+            queries=new[1],
+            hits=new[2],
+            external_requests=new[3],
+            external_queries=new[4],
+            external_hits=new[5],
+            external_hits_by_source=by_source,
             cache_reset=cache_reset,
         )
         running_lora: set[str] = set()

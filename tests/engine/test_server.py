@@ -229,6 +229,29 @@ def test_reset_under_load_needs_its_flag() -> None:
         assert metric(client, "vllm:num_preemptions_total") == 1
 
 
+def test_connector_brings_back_what_was_reset() -> None:
+    """With a host tier a prefix survives the local reset and counts as external; `reset_external` forgets it too."""
+    transfer = {
+        "kv_connector": "TierConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"tiers": [{"type": "host", "max_bytes": 1 << 20}]},
+    }
+    with serving(small_options(kv_transfer_config=transfer)) as (client, _):
+        body = {"prompt": list(range(17)), "max_tokens": 3}
+        tokens = complete(client, **body)["choices"][0]["token_ids"]
+        assert wait_for(lambda: client.post("/reset_prefix_cache").json()["success"], "the reset")
+        again = complete(client, **body)
+        assert (again["choices"][0]["token_ids"], cached(again)) == (tokens, 16)
+        assert metric(client, "vllm:external_prefix_cache_hits_total") == 16
+        assert 'prompt_tokens_cached_by_source_total{engine="0",model_name="null",source="host"} 16.0' in (
+            client.get("/metrics").text
+        )
+        assert metric(client, "vllm:prefix_cache_hits_total") == 0
+        both = "/reset_prefix_cache?reset_external=true"
+        assert wait_for(lambda: client.post(both).json()["success"], "the reset of both")
+        assert cached(complete(client, **body)) == 0
+
+
 @pytest.fixture(scope="module")
 def chatty(tokenizer_folder: Path) -> Iterator[httpx.Client]:
     """Return a client of an engine with a tokenizer."""
