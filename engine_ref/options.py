@@ -65,10 +65,12 @@ class EngineOptions:
     def check(self) -> None:
         """Raise InvalidRequestError where the settings do not fit each other, KvHashErrors for the hasher's."""
         contract = Contract.for_vllm(self.emulate_vllm)
-        if contract.chain_values != "bytes":
+        algorithm = contract.algorithm(self.prefix_caching_hash_algo)
+        too_wide = contract.chain_values == "int" and algorithm.keeps == "digest"
+        if too_wide and self.kv_events_config.enable_kv_cache_events:
             raise InvalidRequestError(
-                f"the engine cannot emulate vLLM {self.emulate_vllm}: its blocks are keyed by digests, and that "
-                "release chains integers; expected a release whose hashes are bytes (kvhash contract lists them)"
+                f"vLLM {contract.release} cannot publish the hashes of {algorithm.name}: they are integers of "
+                f"{8 * 32} bits and its events take 64; leave out the events or take another algorithm"
             )
         if self.event_hash_bytes and not contract.events.hash_bytes:
             raise InvalidRequestError(f"vLLM {self.emulate_vllm} cannot publish whole digests")

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kvhash import BlockHasher
 from kvhash.events.decode import decode_batch
 from kvhash.events.schema import AllBlocksCleared, BlockRemoved, BlockStored
 
@@ -101,6 +102,25 @@ def test_older_releases_are_recorded_in_their_shape() -> None:
     assert b"group_idx" not in bytes.fromhex(frame[2])
     assert capture["replay"][0] == ["", *frame[1:]]
     assert len(capture["replay"][-1]) == 3
+
+
+def test_integer_hashes_of_old_releases() -> None:
+    """A release that chains 64-bit integers is emulated too: its hits, its evictions and its published integers."""
+    settings = {**SETTINGS, "vllm": "0.10.1", "algorithm": "sha256_cbor_64bit"}
+    lines = [{**line, **settings} for line in workload()[:2] + workload()[4:5] * 2 if "reset" not in line]
+    lines.append({**settings, "tokens": list(range(500, 560))})
+    capture = record(lines)
+    hits = [r["usage"]["prompt_tokens_details"]["cached_tokens"] for r in capture["requests"]]
+    assert hits == [0, 16, 0, 48, 0]
+    hasher = BlockHasher(vllm="0.10.1", algorithm="sha256_cbor_64bit", hash_seed="0", block_size=4)
+    ours = {value for r in capture["requests"] for value in hasher.chain(r["prompt"] + r["out"]).external()}
+    events = [e for frame in capture["frames"] for e in decode_batch(bytes.fromhex(frame[2])).events]
+    stored = {value for event in events if isinstance(event, BlockStored) for value in event.block_hashes}
+    removed = {value for event in events if isinstance(event, BlockRemoved) for value in event.block_hashes}
+    assert stored
+    assert stored <= ours
+    assert removed
+    assert removed <= stored
 
 
 def test_together_shares_steps() -> None:

@@ -218,7 +218,17 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         (("serve", "m", "--kv-events-config", "{"), "--kv-events-config"),
         (("serve", "m", "--kv-transfer-config", "[]"), "--kv-transfer-config"),
         (("serve", "m", "--emulate-vllm", "0.1.0"), "older"),
-        (("serve", "m", "--emulate-vllm", "0.10.0"), "chains integers"),
+        (
+            (
+                "serve",
+                "m",
+                "--emulate-vllm",
+                "0.9.2",
+                "--kv-events-config",
+                '{"enable_kv_cache_events":true}',
+            ),
+            "cannot publish the hashes of sha256",
+        ),
         (
             ("serve", "m", "--emulate-vllm", "0.10.2", "--prefix-caching-hash-algo", "xxhash"),
             "has no algorithm",
