@@ -91,7 +91,7 @@ class EngineCore:
         self.publish_events()
         ended = (known[i] for i in plan.num_scheduled_tokens if i in known)
         return StepResult(
-            tokens={**dict.fromkeys(failed, []), **tokens},
+            tokens={**{request_id: [] for request_id in failed}, **tokens},
             finished=tuple(r for r in ended if r.status.is_finished),
         )
 

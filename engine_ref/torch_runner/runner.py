@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from kvhash._errors import InvalidPromptEmbedsError, InvalidTokenError, KvHashError
+from kvhash.extra_keys import Lora
 
 from ..coordinator import CacheConfig
 from ..ngram import NgramDrafter
@@ -113,7 +114,7 @@ class TorchRunner:
     def validate(self, request: Request) -> None:
         """Raise what is wrong with a request for this model, before it is queued: UsageError kinds."""
         if request.lora is not None:
-            self.adapters.check(request.lora.name)
+            self.adapters.check(_adapter_name(request.lora))
         embeds = request.chain.keys.prompt_embeds
         hidden = int(self.loaded.config.hidden_size)
         if embeds is not None and embeds.shape[1] != hidden:
@@ -205,7 +206,9 @@ class TorchRunner:
         rows = 1 + len(planned) if plan.samples.get(request_id) else 0
         if planned:
             drafts[request_id] = planned
-        wants_prompt = request.sampling.prompt_logprobs is not None and row.computed < request.num_prompt_tokens
+        wants_prompt = (
+            request.sampling.prompt_logprobs is not None and row.computed < request.num_prompt_tokens
+        )
         return StepSequence(
             request_id, row.computed, tokens, row.tables, count if wants_prompt else min(rows, count)
         )
@@ -240,7 +243,9 @@ class TorchRunner:
         for index, sequence in enumerate(layout.sequences):
             lora = self._rows[sequence.request_id].request.lora
             if lora is not None:
-                rows.setdefault(lora.name, []).extend(range(layout.offsets[index], layout.offsets[index + 1]))
+                rows.setdefault(_adapter_name(lora), []).extend(
+                    range(layout.offsets[index], layout.offsets[index + 1])
+                )
         return list(rows.items())
 
     def _embeds(self, layout: BatchLayout) -> torch.Tensor | None:
@@ -331,6 +336,11 @@ class TorchRunner:
             dtype=self.loaded.dtype,
             device=self.loaded.device,
         )
+
+
+def _adapter_name(lora: Lora) -> str:
+    """Return the name under which an adapter is loaded; early releases know adapters by number only."""
+    return lora.name if lora.name is not None else str(lora.id)
 
 
 def _accept(chosen: list[int], drafts: Sequence[int]) -> list[int]:
