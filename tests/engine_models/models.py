@@ -19,8 +19,6 @@ _COMMON = {
     "num_key_value_heads": 2,
     "head_dim": 8,
     "max_position_embeddings": MAX_LEN,
-    # Wide enough that what a token is depends on all tokens before it.
-    "initializer_range": 0.35,
     "tie_word_embeddings": False,
 }
 _DELTA_NET = {
@@ -31,6 +29,9 @@ _DELTA_NET = {
     "linear_conv_kernel_dim": 4,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
 }
+
+#: Spread of the weights: wide enough that what a token is depends on all tokens before it.
+WIDE = 0.35
 
 #: By name: family and what its configuration has beyond the common fields.
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -70,24 +71,26 @@ class ModelShelf:
         self._root = root
 
     @cache  # noqa: B019  (one shelf a session)
-    def folder(self, name: str, seed: int = 0) -> Path:
+    def folder(self, name: str, width: float = WIDE) -> Path:
         """Return the folder of a model."""
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
 
         family, options = MODELS[name]
-        config = AutoConfig.for_model(family, **{**_COMMON, **options})
-        torch.manual_seed(seed)
-        folder = self._root / f"{name}-{seed}"
+        config = AutoConfig.for_model(family, **{**_COMMON, **options, "initializer_range": width})
+        torch.manual_seed(0)
+        folder = self._root / f"{name}-{width}"
         AutoModelForCausalLM.from_config(config).eval().save_pretrained(folder)
         return folder
 
     @cache  # noqa: B019
-    def reference(self, name: str) -> Any:
-        """Return the model as transformers itself runs it, in float32."""
+    def reference(self, name: str, width: float = WIDE, dtype: str = "float32") -> Any:
+        """Return the model as transformers itself runs it."""
         from transformers import AutoModelForCausalLM
 
-        return AutoModelForCausalLM.from_pretrained(self.folder(name), attn_implementation="eager").eval()
+        return AutoModelForCausalLM.from_pretrained(
+            self.folder(name, width), attn_implementation="eager", dtype=dtype
+        ).eval()
 
     @cache  # noqa: B019
     def generated(self, name: str, prompt: tuple[int, ...], count: int) -> list[int]:
