@@ -93,7 +93,7 @@ class LoraAdapters:
             tensor = tensors.get(f"{_PREFIX}{path}.{part}.weight")
             if tensor is None:
                 raise MissingWeightsError(f"{file} has no {part} for {path}")
-            if tensor.shape[side] != module.weight.shape[1 - side if part == "lora_B" else side]:
+            if tensor.ndim != 2 or tensor.shape[side] != module.weight.shape[side]:
                 raise UnsupportedModelError(
                     f"{file}: {part} of {path} is {tuple(tensor.shape)}, the layer {tuple(module.weight.shape)}"
                 )

@@ -20,6 +20,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "torch: needs torch and transformers (make test-engine)")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let torch, transformers and peft announce what they will change."""
+    for item in items:
+        if item.get_closest_marker("torch") is not None:
+            for kind in ("FutureWarning", "DeprecationWarning", "UserWarning"):
+                item.add_marker(pytest.mark.filterwarnings(f"ignore::{kind}"))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip or fail a test that needs what is not installed."""
     if item.get_closest_marker("torch") is None:
