@@ -166,14 +166,17 @@ class TorchRunner:
 
     def _take_in(self, plan: StepPlan, requests: Mapping[str, Request]) -> None:
         """Bring the rows up to the plan."""
-        for request_id in plan.preempted:
+        # What is planned and not among `requests` must not be run; it comes again with its whole table.
+        for request_id in (*plan.preempted, *(i for i in plan.num_scheduled_tokens if i not in requests)):
             self._rows.pop(request_id, None)
         gone = [i for i, row in self._rows.items() if row.request.status.is_finished]
         for request_id in gone:
             if request_id not in plan.num_scheduled_tokens:
                 del self._rows[request_id]
         for new in plan.new_requests:
-            request = requests[new.request_id]
+            request = requests.get(new.request_id)
+            if request is None:
+                continue
             row = _Row(request, new.num_computed_tokens, [list(ids) for ids in new.block_ids])
             self._rows[new.request_id] = row
             try:
@@ -182,9 +185,11 @@ class TorchRunner:
                 request.error = str(error)
         for cached in plan.cached_requests:
             tables = cached.new_block_ids
+            request = requests.get(cached.request_id)
+            if request is None:
+                continue
             if cached.resumed:
                 assert tables is not None
-                request = requests[cached.request_id]
                 self._rows[cached.request_id] = _Row(
                     request, cached.num_computed_tokens, [list(ids) for ids in tables]
                 )

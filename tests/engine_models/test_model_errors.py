@@ -180,7 +180,7 @@ def test_the_loop_stays_up_after_a_failed_request(shelf: ModelShelf) -> None:
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
 def test_an_abort_leaves_only_true_blocks(shelf: ModelShelf, async_scheduling: bool) -> None:
-    """A prompt aborted while its chunk is in flight was announced as cached, so whoever hits it must find it computed."""
+    """A prompt aborted with its chunk in flight was announced as cached: who hits it must find it computed."""
     engine = make_engine(shelf.folder("llama"), budget=24, async_scheduling=async_scheduling)
     prompt = prompts(1, seed=14)[0] * 3
     for steps in range(1, 6):

@@ -64,7 +64,7 @@ def test_a_page_comes_back_as_it_was(shelf: ModelShelf, name: str, dtype: str) -
             assert engine.runner.read_page(group, block_id) == bytes(len(page))
             engine.runner.write_page(group, block_id, page)
             assert engine.runner.read_page(group, block_id) == page
-        with pytest.raises(ValueError, match="has .* bytes, got"):
+        with pytest.raises(ValueError, match=r"has .* bytes, got"):
             engine.runner.write_page(group, block_ids[0], page[:-1])
         assert engine.runner.read_page(group, block_ids[-1]) == page
 

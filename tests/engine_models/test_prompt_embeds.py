@@ -48,7 +48,7 @@ def test_rows_of_another_width_are_refused(shelf: ModelShelf) -> None:
 
     engine = make_engine(shelf.folder("llama"))
     request = engine.request("e", [0] * 3, prompt_embeds=torch.zeros(3, 31))
-    with pytest.raises(KvHashError, match="31 values.*hidden size is 32"):
+    with pytest.raises(KvHashError, match=r"31 values.*hidden size is 32"):
         engine.runner.validate(request)
     engine.run(request)
     assert request.error

@@ -172,7 +172,7 @@ def test_without_a_seed_requests_differ(shelf: ModelShelf) -> None:
 @pytest.mark.torch
 @pytest.mark.parametrize("options", [{}, {"budget": 9}, {"drafts": 3}, {"async_scheduling": True}], ids=str)
 def test_logprobs_are_of_the_plain_forward(shelf: ModelShelf, options: dict[str, Any]) -> None:
-    """Each token's log-probability and rank, prompt and output, are those of one forward; a prompt's request hits nothing."""
+    """Each token's log-probability and rank, prompt and output, are those of one forward; nothing is hit."""
     import torch
 
     engine = make_engine(shelf.folder("llama"), **options)
