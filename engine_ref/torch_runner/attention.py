@@ -227,7 +227,9 @@ def _dot_product(
         return functional.scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale
         )
-    scores = torch.matmul(q, k.transpose(-1, -2)).float() * scale
+    scores = torch.matmul(q, k.transpose(-1, -2)) * scale
+    if scores.dtype != torch.float64:
+        scores = scores.float()
     scores = softcap * torch.tanh(scores / softcap)
     if mask is None:
         mask = torch.full(scores.shape[-2:], float("-inf"), device=q.device).triu(1)
