@@ -18,7 +18,9 @@ class NgramDrafter:
         self, num_speculative_tokens: int, *, prompt_lookup_min: int = 2, prompt_lookup_max: int = 4
     ) -> None:
         if num_speculative_tokens < 1 or not 1 <= prompt_lookup_min <= prompt_lookup_max:
-            raise ValueError("expected at least one draft token and 1 <= prompt_lookup_min <= prompt_lookup_max")
+            raise ValueError(
+                "expected at least one draft token and 1 <= prompt_lookup_min <= prompt_lookup_max"
+            )
         self.num_speculative_tokens = num_speculative_tokens
         self.prompt_lookup_min = prompt_lookup_min
         self.prompt_lookup_max = prompt_lookup_max

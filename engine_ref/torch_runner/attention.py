@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 from ..block import cdiv
 from .layout import BatchLayout
@@ -140,9 +140,7 @@ class PlainAttention:
             return _Part(*span, len(sequences), count, None, None)
         # The first page that any of the new tokens sees, and how many from there.
         skipped = [_skipped_blocks(s.start, block_size, window) for s in sequences]
-        width = max(
-            cdiv(s.end, block_size) - skip for s, skip in zip(sequences, skipped, strict=True)
-        )
+        width = max(cdiv(s.end, block_size) - skip for s, skip in zip(sequences, skipped, strict=True))
         device = layout.positions.device
         first_block = torch.tensor(skipped, device=device)[:, None]
         index = first_block + torch.arange(width, device=device)
@@ -226,8 +224,12 @@ def _dot_product(
 ) -> torch.Tensor:
     """Attend with `mask` added to the scores; None: causally, queries and keys being the same tokens."""
     if softcap is None:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale)
-    scores = torch.matmul(q, k.transpose(-1, -2)).float() * scale
+        return functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale
+        )
+    scores = torch.matmul(q, k.transpose(-1, -2)) * scale
+    if scores.dtype != torch.float64:
+        scores = scores.float()
     scores = softcap * torch.tanh(scores / softcap)
     if mask is None:
         mask = torch.full(scores.shape[-2:], float("-inf"), device=q.device).triu(1)

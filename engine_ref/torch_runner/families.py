@@ -55,7 +55,9 @@ def check_config(config: Any) -> None:
                 at="$.rope_parameters.rope_type",
             )
     if getattr(config, "use_bidirectional_attention", None):
-        raise UnsupportedModelError("bidirectional attention has no prefix to cache", at="$.use_bidirectional_attention")
+        raise UnsupportedModelError(
+            "bidirectional attention has no prefix to cache", at="$.use_bidirectional_attention"
+        )
 
 
 def group_layers(config: Any, *, block_size: int) -> tuple[LayerGroup, ...]:

@@ -65,7 +65,7 @@ def lay_out(
 ) -> BatchLayout:
     """Return the layout of a step; `block_sizes`: of each group."""
     ordered = sorted(sequences, key=lambda sequence: (sequence.count, sequence.start))
-    offsets, tokens, logit_index = [0], [], []
+    offsets, tokens, logit_index = [0], list[int](), list[int]()
     for sequence in ordered:
         tokens += sequence.token_ids
         offsets.append(len(tokens))

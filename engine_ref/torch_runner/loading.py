@@ -75,7 +75,10 @@ def load_model(source: str | Path, *, dtype: str = "float32", device: str = "cpu
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of a model folder, each readable; raises MissingWeightsError, CorruptWeightsError."""
+    """Return the safetensors files of a model folder, each readable.
+
+    Raises MissingWeightsError or CorruptWeightsError.
+    """
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         try:
@@ -110,7 +113,9 @@ def _folder(source: str | Path) -> Path:
                 str(source), allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
             )
         )
-    except Exception as error:  # no such folder, no such name, or no network: the client has many ways to say so
+    except (
+        Exception
+    ) as error:  # no such folder, no such name, or no network: the client has many ways to say so
         raise ModelError(f"there is no folder {source} and it could not be fetched: {error}") from None
 
 

@@ -85,13 +85,15 @@ class LoraAdapters:
             raise UnsupportedModelError(f"{file} adapts {path}, which the model does not have") from None
         dense = isinstance(module, torch.nn.Linear) and (".self_attn." in path or ".mlp." in path)
         if not dense or ".experts." in path:
-            raise UnsupportedModelError(f"{file} adapts {path}; expected linear layers of attention and dense MLP")
+            raise UnsupportedModelError(
+                f"{file} adapts {path}; expected linear layers of attention and dense MLP"
+            )
         pair = []
         for part, side in (("lora_A", 1), ("lora_B", 0)):
             tensor = tensors.get(f"{_PREFIX}{path}.{part}.weight")
             if tensor is None:
                 raise MissingWeightsError(f"{file} has no {part} for {path}")
-            if tensor.shape[side] != module.weight.shape[1 - side if part == "lora_B" else side]:
+            if tensor.ndim != 2 or tensor.shape[side] != module.weight.shape[side]:
                 raise UnsupportedModelError(
                     f"{file}: {part} of {path} is {tuple(tensor.shape)}, the layer {tuple(module.weight.shape)}"
                 )
@@ -117,7 +119,9 @@ def _paths(tensors: dict[str, Any], file: Path) -> list[str]:
     for key in tensors:
         path, _, kind = key.removeprefix(_PREFIX).rpartition(".lora_")
         if not key.startswith(_PREFIX) or kind not in ("A.weight", "B.weight"):
-            raise UnsupportedModelError(f"{file} holds {key}; expected lora_A and lora_B of linear layers only")
+            raise UnsupportedModelError(
+                f"{file} holds {key}; expected lora_A and lora_B of linear layers only"
+            )
         paths[path] = None
     return list(paths)
 
@@ -133,10 +137,14 @@ def _read_config(folder: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         raise CorruptWeightsError(f"{file} is not an adapter's configuration: {error}") from None
     if not usable:
-        raise UnsupportedModelError(f"{file}: expected a LORA adapter with r and lora_alpha, got {kind}, {rank}, {alpha}")
+        raise UnsupportedModelError(
+            f"{file}: expected a LORA adapter with r and lora_alpha, got {kind}, {rank}, {alpha}"
+        )
     for name, plain in (("use_dora", False), ("bias", "none")):
         if config.get(name) not in (plain, None):
-            raise UnsupportedModelError(f"{file}: {name} is {config[name]!r}; expected {plain!r}", at=f"$.{name}")
+            raise UnsupportedModelError(
+                f"{file}: {name} is {config[name]!r}; expected {plain!r}", at=f"$.{name}"
+            )
     for name in ("rank_pattern", "alpha_pattern", "modules_to_save"):
         if config.get(name):
             raise UnsupportedModelError(f"{file}: {name} is not supported", at=f"$.{name}")

@@ -82,7 +82,9 @@ class PagedCache:
                     )
                 else:
                     both = torch.zeros(
-                        (2, num_blocks, group.spec.block_size, *head_shapes[layer]), dtype=dtype, device=device
+                        (2, num_blocks, group.spec.block_size, *head_shapes[layer]),
+                        dtype=dtype,
+                        device=device,
                     )
                     self.layers[layer] = KVPages(both[0], both[1])
 
@@ -93,7 +95,7 @@ class PagedCache:
     def read_page(self, group: int, block_id: int) -> bytes:
         """Return a block's content in every layer of the group; the layers follow each other."""
         parts = [part[block_id].reshape(-1).view(torch.uint8) for part in self._parts(group)]
-        return torch.cat(parts).cpu().numpy().tobytes()
+        return bytes(torch.cat(parts).cpu().numpy().tobytes())
 
     def write_page(self, group: int, block_id: int, page: bytes) -> None:
         """Put back what `read_page` returned; raises ValueError for a page of another size and writes nothing."""

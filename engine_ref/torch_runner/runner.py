@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from kvhash._errors import InvalidPromptEmbedsError, InvalidTokenError, KvHashError
+from kvhash.extra_keys import Lora
 
 from ..coordinator import CacheConfig
 from ..ngram import NgramDrafter
@@ -113,7 +114,7 @@ class TorchRunner:
     def validate(self, request: Request) -> None:
         """Raise what is wrong with a request for this model, before it is queued: UsageError kinds."""
         if request.lora is not None:
-            self.adapters.check(request.lora.name)
+            self.adapters.check(_adapter_name(request.lora))
         embeds = request.chain.keys.prompt_embeds
         hidden = int(self.loaded.config.hidden_size)
         if embeds is not None and embeds.shape[1] != hidden:
@@ -165,14 +166,17 @@ class TorchRunner:
 
     def _take_in(self, plan: StepPlan, requests: Mapping[str, Request]) -> None:
         """Bring the rows up to the plan."""
-        for request_id in plan.preempted:
+        # What is planned and not among `requests` must not be run; it comes again with its whole table.
+        for request_id in (*plan.preempted, *(i for i in plan.num_scheduled_tokens if i not in requests)):
             self._rows.pop(request_id, None)
         gone = [i for i, row in self._rows.items() if row.request.status.is_finished]
         for request_id in gone:
             if request_id not in plan.num_scheduled_tokens:
                 del self._rows[request_id]
         for new in plan.new_requests:
-            request = requests[new.request_id]
+            request = requests.get(new.request_id)
+            if request is None:
+                continue
             row = _Row(request, new.num_computed_tokens, [list(ids) for ids in new.block_ids])
             self._rows[new.request_id] = row
             try:
@@ -181,9 +185,11 @@ class TorchRunner:
                 request.error = str(error)
         for cached in plan.cached_requests:
             tables = cached.new_block_ids
+            request = requests.get(cached.request_id)
+            if request is None:
+                continue
             if cached.resumed:
                 assert tables is not None
-                request = requests[cached.request_id]
                 self._rows[cached.request_id] = _Row(
                     request, cached.num_computed_tokens, [list(ids) for ids in tables]
                 )
@@ -205,7 +211,9 @@ class TorchRunner:
         rows = 1 + len(planned) if plan.samples.get(request_id) else 0
         if planned:
             drafts[request_id] = planned
-        wants_prompt = request.sampling.prompt_logprobs is not None and row.computed < request.num_prompt_tokens
+        wants_prompt = (
+            request.sampling.prompt_logprobs is not None and row.computed < request.num_prompt_tokens
+        )
         return StepSequence(
             request_id, row.computed, tokens, row.tables, count if wants_prompt else min(rows, count)
         )
@@ -240,7 +248,9 @@ class TorchRunner:
         for index, sequence in enumerate(layout.sequences):
             lora = self._rows[sequence.request_id].request.lora
             if lora is not None:
-                rows.setdefault(lora.name, []).extend(range(layout.offsets[index], layout.offsets[index + 1]))
+                rows.setdefault(_adapter_name(lora), []).extend(
+                    range(layout.offsets[index], layout.offsets[index + 1])
+                )
         return list(rows.items())
 
     def _embeds(self, layout: BatchLayout) -> torch.Tensor | None:
@@ -331,6 +341,11 @@ class TorchRunner:
             dtype=self.loaded.dtype,
             device=self.loaded.device,
         )
+
+
+def _adapter_name(lora: Lora) -> str:
+    """Return the name under which an adapter is loaded; early releases know adapters by number only."""
+    return lora.name if lora.name is not None else str(lora.id)
 
 
 def _accept(chosen: list[int], drafts: Sequence[int]) -> list[int]:

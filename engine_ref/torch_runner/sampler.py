@@ -42,7 +42,9 @@ def filtered_probabilities(logits: torch.Tensor, sampling: SamplingParams) -> to
         ordered, order = probabilities.sort(descending=True, stable=True)
         ordered = ordered / ordered.sum()
         before = ordered.cumsum(dim=-1) - ordered
-        probabilities = torch.zeros_like(probabilities).scatter(0, order, ordered.where(before < sampling.top_p, 0.0))
+        probabilities = torch.zeros_like(probabilities).scatter(
+            0, order, ordered.where(before < sampling.top_p, 0.0)
+        )
     return probabilities
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 from ..block import cdiv
 from .layout import BatchLayout
@@ -124,13 +124,15 @@ class _BatchStates:
     ) -> torch.Tensor:
         """Return the new inputs with those before them, and keep the last."""
         if self._conv is None:
-            full = F.pad(conv_states, (max(0, conv_kernel_size - conv_states.shape[-1]), 0))
+            full = functional.pad(conv_states, (max(0, conv_kernel_size - conv_states.shape[-1]), 0))
         else:
             full = torch.cat([self._conv, conv_states], dim=-1)
         self._conv = full[..., -conv_kernel_size:]
         return full
 
-    def update_recurrent_state(self, recurrent_states: torch.Tensor, layer_idx: int, **_: Any) -> torch.Tensor:
+    def update_recurrent_state(
+        self, recurrent_states: torch.Tensor, layer_idx: int, **_: Any
+    ) -> torch.Tensor:
         """Keep the new matrix."""
         self._recurrent = recurrent_states
         return recurrent_states
