@@ -28,10 +28,9 @@ class RequestStatus(enum.Enum):
     FINISHED_ABORTED = "abort"
     FINISHED_ERROR = "error"
 
-    @property
-    def is_finished(self) -> bool:
-        """Whether the request will not run again."""
-        return self.name.startswith("FINISHED")
+    def __init__(self, text: str) -> None:
+        #: Whether the request will not run again; looked at for every request of every step, so no property.
+        self.is_finished = text in ("stop", "length", "abort", "error")
 
 
 class Request:
@@ -148,14 +147,17 @@ class Request:
 
         Source: ``check_stop`` of vLLM 0.33.0; ``min_tokens`` is enforced where tokens are chosen, not here.
         """
-        last = self.all_token_ids[-1]
+        tokens = self.all_token_ids
+        count, last = len(tokens), tokens[-1]
         if last == self.eos_token_id:
             self.status = RequestStatus.FINISHED_STOPPED
         elif last in self.stop_token_ids:
             self.status, self.stop_reason = RequestStatus.FINISHED_STOPPED, last
-        elif self.num_tokens >= max_model_len or self.num_output_tokens >= self.max_tokens:
+        elif count >= max_model_len or count - self.num_prompt_tokens >= self.max_tokens:
             self.status = RequestStatus.FINISHED_LENGTH_CAPPED
-        return self.status.is_finished
+        else:
+            return False
+        return True
 
     def queue_key(self) -> tuple[int, float, str]:
         """Return what the priority policy orders by: a lower priority value first, then the older request."""
