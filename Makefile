@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 .PHONY: help demo test test-long interop check contract format bench wheel vectors-archive clean
 
 help:
-	@echo "make demo       hash a real prompt and check every hash against recorded vLLM runs"
+	@echo "make demo       hash a real prompt; check every hash of recorded vLLM runs and of an engine run here"
 	@echo "make test       set up and run the whole test suite"
 	@echo "make check      formatter, linter and type checker"
 	@echo "make bench      ratios against vLLM's own hashing functions"
@@ -67,6 +67,8 @@ bench: $(STAMP)
 	@KVHASH_BACKEND=python $(BIN)/python benchmarks/bench_hash.py
 	@echo "== the native core"
 	@$(BIN)/python benchmarks/bench_native.py
+	@echo "== a step of the engine's core"
+	@$(BIN)/python benchmarks/bench_engine_core.py
 
 vectors-archive: $(STAMP)
 	@mkdir -p dist

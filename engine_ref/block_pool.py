@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from kvhash.block_hash import (
+    BlockHash,
     BlockHashView,
     BlockHashWithGroupId,
     ChainValue,
@@ -338,6 +339,7 @@ def stored_event(
 
 
 def block_key(block_hash: ChainValue, group_id: int) -> BlockHashWithGroupId:
-    """Return the key of a block in a group's part of the hash map."""
-    assert isinstance(block_hash, bytes), "hashes are digests in every release that the engine emulates"
+    """Return what finds a block of a group: the digest and the group; an integer hash as 32 bytes, big-endian."""
+    if isinstance(block_hash, int):  # of the releases that chain integers
+        block_hash = BlockHash(block_hash.to_bytes(32, "big"))
     return make_block_hash_with_group_id(block_hash, group_id)

@@ -1,4 +1,4 @@
-"""The engine's command line: `trace` plays recorded operations and writes what it observed to stdout."""
+"""The engine's command line: `serve` and `record` run it, `trace` plays recorded operations."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 
 import click
 
-from kvhash._errors import InvalidJsonError, InvalidRequestError, KvHashError
+from kvhash._errors import InvalidJsonError, InvalidRequestError, KvHashError, MissingDependencyError
 
+from .record_cmd import record
 from .trace import play_trace
 from .trace_scheduler import play_run
 
@@ -65,12 +66,41 @@ def _read(file: Path) -> dict[str, Any]:
     return record
 
 
+def _add_commands() -> None:
+    """Add the other commands; where the ``serve`` extra is missing, serving says so."""
+    cli.add_command(record)
+    try:
+        from .serve import serve
+    except ImportError as error:
+        if error.name not in ("prometheus_client", "starlette", "uvicorn"):
+            raise
+        missing = error.name
+
+        @cli.command("serve", context_settings={"ignore_unknown_options": True}, add_help_option=False)
+        @click.argument("arguments", nargs=-1)
+        def unavailable(arguments: tuple[str, ...]) -> None:
+            """Serve MODEL over HTTP; needs the serve extra."""
+            raise MissingDependencyError(
+                f"serving needs {missing}; install it with: pip install 'kvhash[serve]'"
+            )
+    else:
+        cli.add_command(serve)
+
+
 def main() -> int:
     """Run the command line; returns the exit code."""
+    _add_commands()
     try:
         cli(standalone_mode=False)
     except click.ClickException as error:
         error.show()
+        return 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        click.echo(f"error: {where}{error.strerror or error}", err=True)
         return 2
     except click.exceptions.Exit as done:
         return int(done.exit_code)
@@ -79,7 +109,4 @@ def main() -> int:
     except KvHashError as error:
         click.echo(f"error: {error}", err=True)
         return 4 if error.code.startswith("invalid-json") else 2
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     return 0

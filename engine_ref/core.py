@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from .connectors.base import KVConnector
 from .events import KVEvent
+from .ngram import NgramDrafter
 from .request import Request, RequestStatus
 from .runner import ModelRunner, PagedRunner
 from .scheduler import SchedulerConfig, StepPlan, make_scheduler
@@ -31,8 +32,9 @@ class EngineCore:
     """One engine, to be driven by one thread.
 
     `publish` gets the events of each step that had any. With async scheduling a step is planned before the one
-    before it has its results, so two are in flight. `connector` needs a runner whose pages it can read and write;
-    `close` closes it.
+    before it has its results, so two are in flight. `drafter` proposes tokens for the next step to verify; with async
+    scheduling the runner does, since only it knows the tokens in time. `connector` needs a runner whose pages it can
+    read and write; `close` closes it.
 
     Raises TypeError for a connector with a runner that has no pages.
     """
@@ -43,6 +45,7 @@ class EngineCore:
         runner: ModelRunner,
         *,
         publish: Callable[[Sequence[KVEvent]], None] = lambda events: None,
+        drafter: NgramDrafter | None = None,
         connector: KVConnector | None = None,
     ) -> None:
         self.scheduler = make_scheduler(config, connector)
@@ -54,6 +57,7 @@ class EngineCore:
             connector.bind(runner, self.scheduler.cache)
         self._publish = publish
         self._limit = 2 if config.async_scheduling else 1
+        self._drafter = None if config.async_scheduling else drafter
         self._in_flight: deque[StepPlan] = deque()
 
     @property
@@ -114,11 +118,14 @@ class EngineCore:
         dropped = plan.num_scheduled_tokens.keys() - plan.requests.keys()
         known = {i: r for i, r in {**live, **plan.requests}.items() if i not in dropped}
         sampled = self.runner.execute(plan, known)
+        broken = self._end_broken(known)
         tokens = scheduler.update_from_output(plan, sampled)
+        if self._drafter is not None:
+            self._offer_drafts(tokens)
         scheduler.save_kv(plan)
         self.publish_events()
         failed = scheduler.take_failed()
-        tokens |= {request.request_id: [] for request in failed}
+        tokens |= {request_id: [] for request_id in (*broken, *(request.request_id for request in failed))}
         return StepResult(
             tokens=tokens,
             finished=(*failed, *(r for r in before if r.status.is_finished and r not in failed)),
@@ -145,3 +152,19 @@ class EngineCore:
                     if later.starts(request_id):
                         break
                     later.requests.pop(request_id, None)
+
+    def _end_broken(self, ran: dict[str, Request]) -> list[str]:
+        """End the requests that the runner could not compute; nobody may hit what it wrote for them."""
+        failed = [i for i, request in ran.items() if request.error and not request.status.is_finished]
+        for request_id in failed:
+            blocks = [block for row in self.scheduler.cache.block_ids(request_id) for block in row if block]
+            self.scheduler.cache.pool.evict_blocks(blocks)
+        self.scheduler.finish_requests(failed, RequestStatus.FINISHED_ERROR)
+        return failed
+
+    def _offer_drafts(self, tokens: dict[str, list[int]]) -> None:
+        assert self._drafter is not None
+        running = ((i, self.scheduler.requests.get(i)) for i, new in tokens.items() if new)
+        self.scheduler.update_draft_token_ids(
+            {i: self._drafter.propose(request.all_token_ids) for i, request in running if request is not None}
+        )

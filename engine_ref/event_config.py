@@ -8,7 +8,7 @@ import msgspec
 
 from kvhash._errors import InvalidRequestError
 
-__all__ = ["KVEventsConfig", "offset_endpoint"]
+__all__ = ["KVEventsConfig"]
 
 
 class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,18 +35,3 @@ class KVEventsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def publishes(self) -> bool:
         """Whether events go out."""
         return self.enable_kv_cache_events and self.publisher != "null"
-
-
-def offset_endpoint(endpoint: str, rank: int) -> str:
-    """Return the endpoint of a data-parallel rank: the port plus the rank; a suffix for ``inproc``.
-
-    Port 0, left to the system, stays. Raises InvalidRequestError for a transport that cannot be offset.
-    """
-    if rank == 0:
-        return endpoint
-    if endpoint.startswith("inproc://"):
-        return f"{endpoint}_dp{rank}"
-    base, _, port = endpoint.rpartition(":")
-    if not endpoint.startswith("tcp://") or not port.isdigit():
-        raise InvalidRequestError(f"expected a tcp:// endpoint with a port for rank {rank}, got {endpoint!r}")
-    return endpoint if int(port) == 0 else f"{base}:{int(port) + rank}"

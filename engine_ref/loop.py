@@ -1,6 +1,6 @@
 """The engine's thread: steps while there is work, and takes requests, aborts and resets between steps.
 
-Requests are made, and so hashed, by whoever submits them; the step loop never hashes a prompt.
+Requests come hashed; the step loop never hashes a prompt. What a step gave goes out as one report.
 """
 
 from __future__ import annotations
@@ -8,44 +8,40 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from .core import EngineCore
-from .metrics import EngineMetrics
-from .request import Request, RequestStatus
+from .report import EngineStats, FinishedRequest, Output, StepReport
+from .request import Request
 
-__all__ = ["EngineLoop", "Output"]
+__all__ = ["EngineLoop"]
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """New tokens of a request; ``finished``: these are its last."""
-
-    token_ids: tuple[int, ...]
-    finished: bool
-    status: RequestStatus
-
-
-class _Listener(Protocol):
-    def __call__(self, output: Output, /) -> None: ...
+#: Seconds between two steps when requests wait for something outside (a remote load) and nothing can be planned.
+_IDLE_STEP_S = 0.001
 
 
 class EngineLoop:
-    """Drives one engine core in a thread of its own. Listeners are called from that thread and must not block."""
+    """Drives one engine core in a thread of its own.
 
-    def __init__(self, core: EngineCore, metrics: EngineMetrics | None = None) -> None:
+    `deliver` gets a report after each step and each operation that changed something; it is called from that thread
+    and must not block. A step that raises ends the engine: every request gets an error, and `alive` is False.
+    """
+
+    def __init__(self, core: EngineCore, deliver: Callable[[StepReport], None], *, rank: int = 0) -> None:
         self.core = core
-        self.metrics = metrics
+        self._deliver = deliver
+        self._rank = rank
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._listeners: dict[str, _Listener] = {}
+        self._counted = _Counted()
+        self._begun: set[str] = set()
+        self._idle = False
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name="engine-core", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"engine-core-{rank}", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
@@ -56,12 +52,14 @@ class EngineLoop:
         """Whether the engine can take requests."""
         return self._thread.is_alive() and not self._closing
 
-    def submit(self, request: Request, listener: _Listener) -> None:
-        """Queue a request; `listener` gets its tokens as they come."""
+    def submit(self, request: Request) -> None:
+        """Queue a request."""
 
         def add() -> None:
-            self.core.add_request(request)
-            self._listeners[request.request_id] = listener
+            try:
+                self.core.add_request(request)
+            except ValueError as error:  # its id is taken
+                self._report([_error(request.request_id, str(error))])
 
         self._inbox.put(add)
 
@@ -69,34 +67,32 @@ class EngineLoop:
         """End a request whose client is gone; a finished one is passed over."""
 
         def end() -> None:
-            self._listeners.pop(request_id, None)
-            for request in self.core.abort([request_id]):
-                if self.metrics:
-                    self.metrics.observe_finished(request)
+            ended = self.core.abort([request_id])
+            self._report([self._output(request, []) for request in ended], ended)
 
         self._inbox.put(end)
 
-    def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> Future[bool]:
+    def refuse(self, request_id: str, message: str) -> None:
+        """Answer a request that could not be made with an error."""
+        self._inbox.put(lambda: self._report([_error(request_id, message, refused=True)]))
+
+    def reset_prefix_cache(
+        self, *, reset_running_requests: bool = False, reset_external: bool = False
+    ) -> Future[bool]:
         """Reset between two steps; the future holds whether it was done."""
 
         def reset() -> bool:
-            done = self.core.reset_prefix_cache(reset_running_requests=reset_running_requests)
-            if done:
-                self.core.publish_events()
-                if self.metrics:
-                    self.metrics.hit_rate.reset()
+            done = self.core.reset_prefix_cache(
+                reset_running_requests=reset_running_requests, reset_external=reset_external
+            )
+            self.core.publish_events()
+            self._report([], cache_reset=done)
             return done
 
-        return self._call(reset)
+        return self.call(reset)
 
-    def close(self, *, timeout: float = 10.0) -> bool:
-        """Abort what still runs, publish what is queued and stop; returns whether it did within `timeout` seconds."""
-        self._closing = True
-        self._inbox.put(None)
-        self._thread.join(timeout)
-        return not self._thread.is_alive()
-
-    def _call(self, function: Callable[[], _T]) -> Future[_T]:
+    def call(self, function: Callable[[], _T]) -> Future[_T]:
+        """Run a function between two steps, in the engine's thread; the future holds what it returned."""
         future: Future[_T] = Future()
 
         def run() -> None:
@@ -108,43 +104,152 @@ class EngineLoop:
         self._inbox.put(run)
         return future
 
+    def close(self, *, timeout: float = 10.0) -> bool:
+        """Abort what still runs, hand over its events and stop; returns whether it did within `timeout` seconds."""
+        self._closing = True
+        self._inbox.put(None)
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
     def _run(self) -> None:
-        while self._take_inbox():
-            if self.core.has_work:
-                self._step()
-        self.core.abort(list(self.core.scheduler.requests))
-        self.core.publish_events()
-        for listener in self._listeners.values():
-            listener(Output((), True, RequestStatus.FINISHED_ABORTED))
+        try:
+            while self._take_inbox():
+                if self.core.has_work:
+                    self._step()
+        except Exception:
+            _log.exception("the engine of rank %d failed and has stopped", self._rank)
+            self._closing = True
+            failed = [_error(request_id, "the engine failed") for request_id in self.core.scheduler.requests]
+            self._report(failed)
+            return
+        ended = self.core.abort(list(self.core.scheduler.requests))
+        self.core.close()
+        self._report([self._output(request, []) for request in ended], ended)
 
     def _take_inbox(self) -> bool:
         """Do what was asked for; wait for it while there is nothing to step. False: stop."""
-        wait = not self.core.has_work
+        wait: float | None = _IDLE_STEP_S if self._idle else 0.0
+        if not self.core.has_work:
+            wait = None
         while True:
             try:
-                job = self._inbox.get(block=wait)
+                job = self._inbox.get(block=wait != 0.0, timeout=wait)
             except queue.Empty:
                 return True
             if job is None:
                 return False
-            wait = False
+            wait = 0.0
             try:
                 job()
             except Exception:
                 _log.exception("an operation on the engine failed")
 
     def _step(self) -> None:
+        requests = self.core.scheduler.requests
         result = self.core.step()
+        self._idle = not result.tokens
         ended = {request.request_id: request for request in result.finished}
+        outputs = []
         for request_id, token_ids in result.tokens.items():
-            listener = self._listeners.get(request_id)
-            request = ended.get(request_id)
-            status = request.status if request else RequestStatus.RUNNING
-            if listener and (token_ids or request):
-                listener(Output(tuple(token_ids), request is not None, status))
-        for request_id, request in ended.items():
-            self._listeners.pop(request_id, None)
-            if self.metrics:
-                self.metrics.observe_finished(request)
-        if self.metrics:
-            self.metrics.observe_step(self.core.scheduler, sum(map(len, result.tokens.values())))
+            request = ended.get(request_id) or requests.get(request_id)
+            if request is not None and (token_ids or request_id in ended):
+                outputs.append(self._output(request, token_ids))
+        if result.tokens or ended:
+            self._report(outputs, list(ended.values()))
+
+    def _output(self, request: Request, token_ids: list[int]) -> Output:
+        return Output(
+            request.request_id,
+            token_ids,
+            request.status.value if request.status.is_finished else None,
+            request.stop_reason,
+            request.num_cached_tokens,
+            request.error,
+        )
+
+    def _report(
+        self, outputs: list[Output], ended: Sequence[Request] = (), *, cache_reset: bool = False
+    ) -> None:
+        stats = self._counted.since_last(self.core, cache_reset=cache_reset)
+        for output in outputs:
+            stats.generation_tokens += len(output.token_ids)
+            if output.token_ids and output.request_id not in self._begun:
+                self._begun.add(output.request_id)
+                self._count_prompt(stats, output.request_id, ended)
+        for request in ended:
+            self._begun.discard(request.request_id)
+            stats.preemptions += self._counted.forget(request)
+            stats.finished.append(
+                FinishedRequest(
+                    request.num_prompt_tokens,
+                    request.num_output_tokens,
+                    request.max_tokens,
+                    request.num_preemptions,
+                    request.status.value,
+                )
+            )
+        self._deliver(StepReport(self._rank, outputs, stats))
+
+    def _count_prompt(self, stats: EngineStats, request_id: str, ended: Sequence[Request]) -> None:
+        """Count a prompt when its first token is out, by where its KV came from."""
+        request = self.core.scheduler.requests.get(request_id) or next(
+            (request for request in ended if request.request_id == request_id), None
+        )
+        if request is not None:
+            stats.prompt_tokens += request.num_prompt_tokens
+            stats.external_prompt_tokens += request.num_external_tokens
+            stats.local_prompt_tokens += request.num_cached_tokens - request.num_external_tokens
+
+
+class _Counted:
+    """What was reported already of the scheduler's running totals."""
+
+    def __init__(self) -> None:
+        self._seen = (0,) * 6
+        self._sources: dict[str, int] = {}
+        self._preemptions: dict[str, int] = {}
+
+    def since_last(self, core: EngineCore, *, cache_reset: bool) -> EngineStats:
+        scheduler = core.scheduler
+        cache = scheduler.cache
+        local, remote = cache.stats, scheduler.remote.stats
+        now = (local.requests, local.queries, local.hits, remote.requests, remote.queries, remote.hits)
+        new = [a - b for a, b in zip(now, self._seen, strict=True)]
+        self._seen = now
+        sources = scheduler.remote.hits_by_source
+        by_source = {name: count - self._sources.get(name, 0) for name, count in sources.items()}
+        self._sources = dict(sources)
+        stats = EngineStats(
+            running=len(scheduler.running),
+            waiting=len(scheduler.requests) - len(scheduler.running),
+            kv_cache_usage=cache.pool.usage,
+            requests=new[0],
+            queries=new[1],
+            hits=new[2],
+            external_requests=new[3],
+            external_queries=new[4],
+            external_hits=new[5],
+            external_hits_by_source=by_source,
+            cache_reset=cache_reset,
+        )
+        running_lora: set[str] = set()
+        waiting_lora: set[str] = set()
+        running = set(map(id, scheduler.running))
+        for request in scheduler.requests.values():
+            if request.num_preemptions:
+                known = self._preemptions.get(request.request_id, 0)
+                stats.preemptions += request.num_preemptions - known
+                self._preemptions[request.request_id] = request.num_preemptions
+            lora = request.lora
+            if lora is not None and lora.name is not None:
+                (running_lora if id(request) in running else waiting_lora).add(lora.name)
+        stats.running_lora, stats.waiting_lora = sorted(running_lora), sorted(waiting_lora)
+        return stats
+
+    def forget(self, request: Request) -> int:
+        """Return the preemptions of a request that ended that were not counted yet."""
+        return request.num_preemptions - self._preemptions.pop(request.request_id, 0)
+
+
+def _error(request_id: str, message: str, *, refused: bool = False) -> Output:
+    return Output(request_id, [], "error", error=message, refused=refused)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import enum
+import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kvhash.block_hash import ChainValue
 from kvhash.extra_keys import ExtraKeys, Lora, MultimodalItem, event_extra_keys
 from kvhash.hasher import BlockHasher
+
+from .sampling import GREEDY, SamplingParams, TokenLogprobs
 
 __all__ = ["Request", "RequestStatus"]
 
@@ -25,10 +28,9 @@ class RequestStatus(enum.Enum):
     FINISHED_ABORTED = "abort"
     FINISHED_ERROR = "error"
 
-    @property
-    def is_finished(self) -> bool:
-        """Whether the request will not run again."""
-        return self.name.startswith("FINISHED")
+    def __init__(self, text: str) -> None:
+        #: Whether the request will not run again; looked at for every request of every step, so no property.
+        self.is_finished = text in ("stop", "length", "abort", "error")
 
 
 class Request:
@@ -36,7 +38,8 @@ class Request:
 
     ``num_computed_tokens``: tokens whose KV is there or is being computed. ``num_in_flight_tokens``: of these, those
     planned whose results have not come in. ``num_output_placeholders``: output tokens planned but not yet known
-    (async scheduling). ``spec_token_ids``: draft tokens to verify in the next step.
+    (async scheduling). ``spec_token_ids``: draft tokens to verify in the next step. ``logprobs``: by position, of the
+    tokens for which `sampling` asks for them. ``error``: what ended it with ``FINISHED_ERROR``.
 
     Raises what `BlockHasher.chain` raises for bad tokens, salt, adapter, items or embeddings.
     """
@@ -58,6 +61,7 @@ class Request:
         min_tokens: int = 0,
         eos_token_id: int | None = None,
         stop_token_ids: Iterable[int] = (),
+        sampling: SamplingParams = GREEDY,
     ) -> None:
         self.request_id = request_id
         self.num_prompt_tokens = len(prompt_token_ids)
@@ -68,7 +72,10 @@ class Request:
         self.stop_token_ids = frozenset(stop_token_ids)
         self.priority = priority
         self.arrival_time = arrival_time
-        self.skip_reading_prefix_cache = skip_reading_prefix_cache
+        self.sampling = sampling
+        self.seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+        # The logits of prompt positions come only from computing them.
+        self.skip_reading_prefix_cache = skip_reading_prefix_cache or sampling.prompt_logprobs is not None
         self.chain = hasher.chain(
             self.all_token_ids,
             lora=lora,
@@ -92,6 +99,8 @@ class Request:
         #: Prompt tokens that were not computed: local hit and external tokens; of these, the external ones.
         self.num_cached_tokens = 0
         self.num_external_tokens = 0
+        self.logprobs: dict[int, TokenLogprobs] = {}
+        self.error: str | None = None
         #: Loads that left something out; after one, connectors are not asked again for this request.
         self.num_load_failures = 0
 
@@ -138,14 +147,17 @@ class Request:
 
         Source: ``check_stop`` of vLLM 0.33.0; ``min_tokens`` is enforced where tokens are chosen, not here.
         """
-        last = self.all_token_ids[-1]
+        tokens = self.all_token_ids
+        count, last = len(tokens), tokens[-1]
         if last == self.eos_token_id:
             self.status = RequestStatus.FINISHED_STOPPED
         elif last in self.stop_token_ids:
             self.status, self.stop_reason = RequestStatus.FINISHED_STOPPED, last
-        elif self.num_tokens >= max_model_len or self.num_output_tokens >= self.max_tokens:
+        elif count >= max_model_len or count - self.num_prompt_tokens >= self.max_tokens:
             self.status = RequestStatus.FINISHED_LENGTH_CAPPED
-        return self.status.is_finished
+        else:
+            return False
+        return True
 
     def queue_key(self) -> tuple[int, float, str]:
         """Return what the priority policy orders by: a lower priority value first, then the older request."""

@@ -25,7 +25,8 @@ class ModelRunner(Protocol):
 
         `requests`: by id those to be run. A request that ended after the step was planned is among them, since
         others may go on from the blocks that it fills; its tokens are dropped. One of the plan that is not among
-        them must not be run, and the runner forgets its block table (it comes again whole).
+        them must not be run, and the runner forgets its block table (it comes again whole). A request that cannot be
+        computed gets an ``error`` and no tokens; the others go on.
         """
         ...
 
@@ -84,7 +85,7 @@ class NullRunner:
     def execute(self, plan: StepPlan, requests: Mapping[str, Request]) -> dict[str, list[int]]:
         """Accept the drafts that are what would have been made."""
         sampled: dict[str, list[int]] = {}
-        for request_id in (i for i, samples in plan.samples.items() if samples and i in requests):
+        for request_id in _sampling(plan, requests):
             known = requests[request_id].all_token_ids
             new: list[int] = []
             for draft in [*plan.spec_token_ids.get(request_id, ()), None]:
@@ -135,7 +136,7 @@ class ScriptedRunner:
     def execute(self, plan: StepPlan, requests: Mapping[str, Request]) -> dict[str, list[int]]:
         """Accept the drafts that are in the script."""
         sampled: dict[str, list[int]] = {}
-        for request_id in (i for i, samples in plan.samples.items() if samples and i in requests):
+        for request_id in _sampling(plan, requests):
             script = self.outputs[request_id][requests[request_id].num_output_tokens :]
             accepted = 0
             for draft in plan.spec_token_ids.get(request_id, ()):
@@ -144,3 +145,12 @@ class ScriptedRunner:
                 accepted += 1
             sampled[request_id] = list(script[: accepted + 1])
         return sampled
+
+
+def _sampling(plan: StepPlan, requests: Mapping[str, Request]) -> list[str]:
+    """Return the requests that get a token and have not ended since the step was planned."""
+    return [
+        request_id
+        for request_id, samples in plan.samples.items()
+        if samples and request_id in requests and not requests[request_id].status.is_finished
+    ]

@@ -1,4 +1,4 @@
-"""Hash a real prompt, then check every hash that recorded vLLM servers published. Run it with `make demo`."""
+"""Hash a real prompt, check every hash of recorded vLLM servers, then of an engine that runs here: `make demo`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import live
 import msgspec
 
 from kvhash import BlockHasher, answer, backend, parse_request
@@ -108,7 +109,7 @@ def check_recording(path: Path) -> tuple[int, int]:
 
 
 def main() -> int:
-    """Run the demo; return 1 when a published hash was not reproduced."""
+    """Run the demo; return 1 when a published hash was not reproduced, or a part could not run."""
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     say(f"1. Hashing a chat prompt (backend: {backend()})")
     hash_a_prompt()
@@ -120,7 +121,13 @@ def main() -> int:
         published, equal = check_recording(path)
         bad += published - equal
         say(f"   {path.stem:<32} {equal} of {published} published hashes reproduced")
-    say("every hash agrees with vLLM" if not bad else f"{bad} hashes differ")
+    say("3. Starting the reference engine in a child process, without a model, and following its events")
+    try:
+        bad += live.run(tokenizer_folder(), MESSAGES[0], say)
+    except live.DemoError as error:
+        say(f"failed: {error}")
+        return 1
+    say("every hash agrees" if not bad else f"{bad} hashes differ")
     return 1 if bad else 0
 
 

@@ -2,98 +2,367 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
+import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from engine_ref.loop import EngineLoop
-from engine_ref.metrics import EngineMetrics
-from engine_ref.server import make_app
+from engine_ref.rank_process import RankProcess
+from engine_ref.runner import NullRunner
+from engine_ref.server import Frontend
+from engine_ref.server.text import EngineTokenizer
+from kvhash import BlockHasher
+from kvhash.events.records import Batch
+from kvhash.events.schema import BlockStored
+from kvhash.events.subscriber import Source, Subscriber
 
-from .test_publish import HASHER, core
-
-
-class Client:
-    """Calls an ASGI application in this process."""
-
-    def __init__(self, app: Any) -> None:
-        self._app = app
-
-    def request(self, method: str, path: str, **options: Any) -> httpx.Response:
-        """Send one request and return the whole answer."""
-
-        async def send() -> httpx.Response:
-            transport = httpx.ASGITransport(self._app)
-            async with httpx.AsyncClient(transport=transport, base_url="http://engine") as client:
-                return await client.request(method, path, **options)
-
-        return asyncio.run(send())
-
-    def get(self, path: str) -> httpx.Response:
-        """GET."""
-        return self.request("GET", path)
-
-    def post(self, path: str, **options: Any) -> httpx.Response:
-        """POST."""
-        return self.request("POST", path, **options)
+from .running import DEADLINE_S, serving, small_options, wait_for
 
 
 @pytest.fixture
-def client() -> Iterator[Any]:
-    """Return a client of a running engine in dev mode."""
-    metrics = EngineMetrics("null")
-    loop = EngineLoop(core(), metrics)
-    loop.start()
-    app = make_app(
-        loop, metrics, hasher=HASHER, model_name="null", max_model_len=64, vocab_size=32000, dev_mode=True
-    )
-    yield Client(app)
-    assert loop.close()
+def client() -> Iterator[httpx.Client]:
+    """Return a client of a small engine in dev mode with the adapter ``sql``."""
+    with serving(adapters={"sql": "adapters/sql"}) as (client, _):
+        yield client
 
 
-def test_completion_says_what_was_cached(client: Any) -> None:
-    """The same prompt again gives the same tokens, and its usage says how many were cached."""
+def complete(client: httpx.Client, **body: Any) -> dict[str, Any]:
+    """Post a completion and return its answer."""
+    answer = client.post("/v1/completions", json=body)
+    assert answer.status_code == 200, answer.text
+    result: dict[str, Any] = answer.json()
+    return result
+
+
+def cached(answer: dict[str, Any]) -> int:
+    """Return the cached tokens of an answer's usage."""
+    return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"])
+
+
+def metric(client: httpx.Client, name: str) -> float:
+    """Return the sum of a metric's series."""
+    lines = client.get("/metrics").text.splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{"))
+
+
+def expected_tokens(prompt: list[int], count: int) -> list[int]:
+    """Return what NullRunner makes of a prompt."""
+    runner, known = NullRunner(), list(prompt)
+    for _ in range(count):
+        known.append(runner.next_token(known[-8:], len(known)))
+    return known[len(prompt) :]
+
+
+def test_completion_says_what_was_cached(client: httpx.Client) -> None:
+    """The same prompt again gives the same tokens, and its usage says how many were cached; a reset forgets."""
     body = {"model": "null", "prompt": list(range(17)), "max_tokens": 3}
-    first, second = (client.post("/v1/completions", json=body).json() for _ in range(2))
-    assert first["choices"][0]["token_ids"] == second["choices"][0]["token_ids"]
+    first, second = complete(client, **body), complete(client, **body)
+    assert first["choices"][0]["token_ids"] == expected_tokens(list(range(17)), 3)
+    assert second["choices"][0]["token_ids"] == first["choices"][0]["token_ids"]
     assert first["choices"][0]["finish_reason"] == "length"
-    assert first["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
-    assert second["usage"]["prompt_tokens_details"] == {"cached_tokens": 16}
+    assert (cached(first), cached(second)) == (0, 16)
     assert client.post("/reset_prefix_cache").json() == {"success": True}
-    assert client.post("/v1/completions", json=body).json()["usage"]["prompt_tokens_details"] == {
-        "cached_tokens": 0
-    }
-    assert "vllm:prefix_cache_hits_total" in client.get("/metrics").text
+    assert cached(complete(client, **body)) == 0
+    assert metric(client, "vllm:prefix_cache_queries_total") == 51
+    assert metric(client, "vllm:prefix_cache_hits_total") == 16
     assert client.get("/health").status_code == 200
 
 
-def test_stream_ends_with_usage_and_done(client: Any) -> None:
-    """A stream carries a chunk for each step, then the usage, then the end mark."""
-    body = {"prompt": [1, 2, 3], "max_tokens": 3, "stream": True}
-    lines = [line for line in client.post("/v1/completions", json=body).text.split("\n\n") if line]
-    assert len(lines) == 5
-    assert lines[-1] == "data: [DONE]"
+def test_salt_adapter_and_items_separate_prefixes(client: httpx.Client) -> None:
+    """What enters the hash decides the hit: each salt, adapter and multimodal item has its own prefix."""
+    prompt = {"prompt": list(range(17)), "max_tokens": 1}
+    item = [{"identifier": "image", "offset": 2, "length": 3}]
+    for keys in ({}, {"cache_salt": "a"}, {"model": "sql"}, {"multimodal": item}):
+        assert cached(complete(client, **prompt, **keys)) == 0
+        assert cached(complete(client, **prompt, **keys)) == 16
+
+
+def test_prompt_logprobs_read_no_cache(client: httpx.Client) -> None:
+    """A request for prompt logprobs has no hit, and its lookup is not counted."""
+    body = {"prompt": list(range(17)), "max_tokens": 1}
+    complete(client, **body)
+    assert cached(complete(client, **body, prompt_logprobs=1)) == 0
+    assert metric(client, "vllm:prefix_cache_queries_total") == 17
+
+
+def test_stream_carries_all_tokens_then_usage_then_done(client: httpx.Client) -> None:
+    """A stream's tokens are those of the whole answer; the usage comes only where it is asked for."""
+    body = {"prompt": [1, 2, 3], "max_tokens": 5, "stream": True}
+    with_usage = client.post("/v1/completions", json={**body, "stream_options": {"include_usage": True}})
+    lines = [line.removeprefix("data: ") for line in with_usage.text.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    chunks = [json.loads(line) for line in lines[:-1]]
+    tokens = [token for chunk in chunks[:-1] for token in chunk["choices"][0]["token_ids"]]
+    assert tokens == expected_tokens([1, 2, 3], 5)
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks[:-1]) == " ".join(map(str, tokens))
+    assert chunks[-2]["choices"][0]["finish_reason"] == "length"
+    assert (chunks[-1]["choices"], chunks[-1]["usage"]["completion_tokens"]) == ([], 5)
+    assert '"usage"' not in client.post("/v1/completions", json=body).text
+
+
+def test_several_prompts_and_choices(client: httpx.Client) -> None:
+    """Each prompt gives `n` choices, in order; a prompt counts once in the usage."""
+    answer = complete(client, prompt=[[1, 2], [3, 4, 5]], n=2, max_tokens=2)
+    tokens = [choice["token_ids"] for choice in answer["choices"]]
+    assert tokens == [expected_tokens([1, 2], 2)] * 2 + [expected_tokens([3, 4, 5], 2)] * 2
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert (answer["usage"]["prompt_tokens"], answer["usage"]["completion_tokens"]) == (5, 8)
+
+
+def test_models_lists_the_adapters(client: httpx.Client) -> None:
+    """The base model and each adapter are models; an adapter names its parent and its path."""
+    cards = client.get("/v1/models").json()["data"]
+    assert [(card["id"], card["root"], card["parent"]) for card in cards] == [
+        ("null", "null", None),
+        ("sql", "adapters/sql", "null"),
+    ]
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "says"),
     [
-        b"{",
-        b"[]",
-        b'{"prompt":"text"}',
-        b'{"prompt":[]}',
-        b'{"prompt":[99999]}',
-        b'{"prompt":[1],"max_tokens":0}',
-        b'{"prompt":[1],"max_tokens":64}',
-        b'{"prompt":[1],"model":"other"}',
-        b'{"prompt":[1],"cache_salt":5}',
+        (b"{", "not JSON"),
+        (b"\xff", "not JSON"),
+        (b"[]", "$"),
+        (b"{}", "prompt"),
+        (b'{"prompt":null}', "prompt"),
+        (b'{"prompt":"text"}', "--tokenizer"),
+        (b'{"prompt":[]}', "$.prompt"),
+        (b'{"prompt":[[1],[]]}', "$.prompt"),
+        (b'{"prompt":[1.5]}', "$.prompt[0]"),
+        (b'{"prompt":[true]}', "$.prompt[0]"),
+        (b'{"prompt":[1,-1]}', "$.prompt[1]"),
+        (b'{"prompt":[[1],[2,"3"]]}', "$.prompt[1][1]"),
+        (b'{"prompt":{"a":1}}', "$.prompt"),
+        (b'{"prompt":[1,99999]}', "$.prompt[1]"),
+        (b'{"prompt":[18446744073709551616]}', "prompt"),
+        (b'{"prompt":[1],"max_tokens":0}', "$.max_tokens"),
+        (b'{"prompt":[1],"max_tokens":"3"}', "$.max_tokens"),
+        (b'{"prompt":[1],"max_tokens":64}', "maximum context length is 64"),
+        (b'{"prompt":[1],"model":"other"}', "`other` does not exist"),
+        (b'{"prompt":[1],"model":5}', "$.model"),
+        (b'{"prompt":[1],"cache_salt":5}', "$.cache_salt"),
+        (b'{"prompt":[1],"cache_salt":""}', "$.cache_salt"),
+        (b'{"prompt":[1],"stream":"yes"}', "$.stream"),
+        (b'{"prompt":[1],"temperature":-1}', "$.temperature"),
+        (b'{"prompt":[1],"n":0}', "$.n"),
+        (b'{"prompt":[1],"priority":1}', "priority"),
+        (b'{"prompt":[1],"stop":"x"}', "--tokenizer"),
+        (b'{"prompt":[1],"stop_token_ids":[99999]}', "$.stop_token_ids[0]"),
+        (b'{"prompt":[1],"min_tokens":17}', "min_tokens"),
+        (b'{"prompt":[1],"stream_options":{"include_usage":3}}', "$.stream_options.include_usage"),
+        (b'{"prompt":[1],"multimodal":[{"identifier":"x","offset":0,"length":2}]}', "$.multimodal[0]"),
+        (b'{"prompt":[1],"prompt_embeds":{"shape":[2,1]}}', "$.prompt_embeds"),
     ],
 )
-def test_bad_request_is_a_400_with_a_message(client: Any, body: bytes) -> None:
-    """What cannot be served is said in OpenAI's form."""
+def test_bad_request_is_a_400_that_says_where(client: httpx.Client, body: bytes, says: str) -> None:
+    """What cannot be served is said in OpenAI's form, and nothing of it stays in the engine."""
     answer = client.post("/v1/completions", content=body)
     assert answer.status_code == 400
-    assert answer.json()["error"]["message"]
+    error = answer.json()["error"]
+    assert says in error["message"]
+    assert (error["type"], error["code"]) == ("BadRequestError", 400)
+    assert client.post("/reset_prefix_cache").json() == {"success": True}
+
+
+def test_unknown_paths_and_flags_are_said_too(client: httpx.Client) -> None:
+    """Another path is a 404 in the same form, a wrong flag of the reset a 400, a wrong rank a 400."""
+    assert client.get("/v1/nothing").json()["error"]["code"] == 404
+    assert client.post("/reset_prefix_cache?reset_external=maybe").status_code == 400
+    headers = {"X-data-parallel-rank": "3"}
+    assert client.post("/v1/completions", json={"prompt": [1]}, headers=headers).status_code == 400
+
+
+def test_reset_needs_dev_mode() -> None:
+    """Without dev mode the reset is not there, as in vLLM."""
+    with serving(dev_mode=False) as (client, _):
+        assert client.post("/reset_prefix_cache").status_code == 404
+
+
+def hang_up(client: httpx.Client, body: dict[str, Any]) -> socket.socket:
+    """Send a request over a bare socket and leave the answer unread; closing it is hanging up."""
+    data = json.dumps(body).encode()
+    url = client.base_url
+    raw = socket.create_connection((url.host, url.port), timeout=DEADLINE_S)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+    raw.sendall(head.encode() + data)
+    return raw
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_hanging_up_frees_the_blocks(stream: bool) -> None:
+    """A client that goes away ends its request: nothing runs, no block is held, and it counts as aborted."""
+    options = small_options(max_model_len=2_000_000, num_gpu_blocks=500_002)
+    with serving(options) as (client, frontend):
+        raw = hang_up(client, {"prompt": [1] * 9, "max_tokens": 1_900_000, "stream": stream})
+        wait_for(lambda: metric(client, "vllm:num_requests_running") == 1, "the request")
+        assert client.post("/reset_prefix_cache").json() == {"success": False}
+        raw.close()
+        wait_for(lambda: metric(client, "vllm:num_requests_running") == 0, "the end of the request")
+        assert metric(client, "vllm:kv_cache_usage_perc") == 0
+        assert 'finished_reason="abort",model_name="null"} 1.0' in client.get("/metrics").text
+        assert client.post("/reset_prefix_cache").json() == {"success": True}
+        assert not frontend._generations
+
+
+def test_reset_under_load_needs_its_flag() -> None:
+    """With requests running a reset is refused, unless these are preempted for it; they go on with the same tokens."""
+    options = small_options(max_model_len=4000, num_gpu_blocks=1002)
+    body = {"prompt": [1] * 9, "max_tokens": 3000, "stream": True}
+    with (
+        serving(options) as (client, _),
+        client.stream("POST", "/v1/completions", json=body) as stream,
+    ):
+        lines = stream.iter_lines()
+        next(lines)
+        with httpx.Client(base_url=client.base_url, timeout=DEADLINE_S) as other:
+            assert other.post("/reset_prefix_cache").json() == {"success": False}
+            forced = other.post("/reset_prefix_cache?reset_running_requests=true&reset_external=true")
+            assert forced.json() == {"success": True}
+        text = [line.removeprefix("data: ") for line in lines if line][:-1]
+        tokens = [token for line in text for token in json.loads(line)["choices"][0]["token_ids"]]
+        assert tokens == expected_tokens([1] * 9, 3000)[-len(tokens) :]
+        assert metric(client, "vllm:num_preemptions_total") == 1
+
+
+def test_connector_brings_back_what_was_reset() -> None:
+    """With a host tier a prefix survives the local reset and counts as external; `reset_external` forgets it too."""
+    transfer = {
+        "kv_connector": "TierConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"tiers": [{"type": "host", "max_bytes": 1 << 20}]},
+    }
+    with serving(small_options(kv_transfer_config=transfer)) as (client, _):
+        body = {"prompt": list(range(17)), "max_tokens": 3}
+        tokens = complete(client, **body)["choices"][0]["token_ids"]
+        assert wait_for(lambda: client.post("/reset_prefix_cache").json()["success"], "the reset")
+        again = complete(client, **body)
+        assert (again["choices"][0]["token_ids"], cached(again)) == (tokens, 16)
+        assert metric(client, "vllm:external_prefix_cache_hits_total") == 16
+        assert 'prompt_tokens_cached_by_source_total{engine="0",model_name="null",source="host"} 16.0' in (
+            client.get("/metrics").text
+        )
+        assert metric(client, "vllm:prefix_cache_hits_total") == 0
+        both = "/reset_prefix_cache?reset_external=true"
+        assert wait_for(lambda: client.post(both).json()["success"], "the reset of both")
+        assert cached(complete(client, **body)) == 0
+
+
+@pytest.fixture(scope="module")
+def chatty(tokenizer_folder: Path) -> Iterator[httpx.Client]:
+    """Return a client of an engine with a tokenizer."""
+    options = small_options(max_model_len=400, num_gpu_blocks=200)
+    with serving(options, tokenizer=EngineTokenizer(tokenizer_folder)) as (client, _):
+        yield client
+
+
+MESSAGES = [{"role": "user", "content": "The quick brown fox"}]
+
+
+def test_chat_goes_through_the_template(chatty: httpx.Client) -> None:
+    """A chat's prompt is what the template writes, as /tokenize says, and its answer is an assistant's."""
+    tokens = chatty.post("/tokenize", json={"messages": MESSAGES}).json()
+    answer = chatty.post("/v1/chat/completions", json={"messages": MESSAGES, "max_tokens": 4}).json()
+    assert answer["object"] == "chat.completion"
+    assert answer["usage"]["prompt_tokens"] == tokens["count"] == len(tokens["tokens"])
+    assert answer["choices"][0]["message"]["role"] == "assistant"
+    body = {"messages": MESSAGES, "max_completion_tokens": 4, "stream": True}
+    lines = chatty.post("/v1/chat/completions", json=body).text.split("\n\n")
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line and "[DONE]" not in line]
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+    assert text == answer["choices"][0]["message"]["content"]
+
+
+def test_text_prompt_is_tokenized_as_tokenize_says(chatty: httpx.Client) -> None:
+    """A text gives the same prompt as its token ids, with the BOS; /detokenize goes back."""
+    text = "vLLM names every full block"
+    tokens = chatty.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
+    assert tokens["token_strs"][0] == "<s>"
+    by_text = complete(chatty, prompt=text, max_tokens=2, return_token_ids=True)
+    assert by_text["choices"][0]["prompt_token_ids"] == tokens["tokens"]
+    by_ids = complete(chatty, prompt=tokens["tokens"], max_tokens=2, return_token_ids=True)
+    assert by_ids["choices"][0]["token_ids"] == by_text["choices"][0]["token_ids"]
+    assert chatty.post("/detokenize", json={"tokens": tokens["tokens"][1:]}).json() == {"prompt": text}
+
+
+def test_stop_string_ends_the_text(chatty: httpx.Client) -> None:
+    """The text ends before the stop string, the engine's request with it."""
+    body = {"prompt": "The quick brown fox", "max_tokens": 60, "ignore_eos": True}
+    whole = complete(chatty, **body)["choices"][0]["text"]
+    stop = whole[len(whole) // 2 : len(whole) // 2 + 2]
+    answer = complete(chatty, **body, stop=[stop])["choices"][0]
+    assert answer["text"] == whole[: whole.index(stop)]
+    assert (answer["finish_reason"], answer["stop_reason"]) == ("stop", stop)
+    wait_for(lambda: metric(chatty, "vllm:num_requests_running") == 0, "the end of the request")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "says"),
+    [
+        ("/v1/chat/completions", {"messages": "hi"}, "$.messages"),
+        ("/v1/chat/completions", {"messages": []}, "$.messages"),
+        ("/v1/chat/completions", {"messages": [{"content": "hi"}]}, "$.messages[0].role"),
+        ("/v1/chat/completions", {}, "messages"),
+        ("/v1/chat/completions", {"messages": MESSAGES, "chat_template": "x"}, "chat-template"),
+        ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 400}, "maximum context length"),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "only text parts",
+        ),
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": 5}, "$.prompt"),
+        ("/detokenize", {"tokens": ["a"]}, "$.tokens[0]"),
+        ("/detokenize", {"tokens": [10_000]}, "vocabulary"),
+        ("/v1/completions", {"prompt": ""}, "--"),
+    ],
+)
+def test_bad_chat_and_text_are_400s(chatty: httpx.Client, path: str, body: Any, says: str) -> None:
+    """What a tokenizer or a template cannot take is the client's error, not the server's."""
+    answer = chatty.post(path, json=body)
+    if body == {"prompt": ""}:
+        assert answer.status_code == 200  # the BOS makes it a prompt
+        return
+    assert answer.status_code == 400
+    assert says in answer.json()["error"]["message"]
+
+
+def test_ranks_are_processes_behind_one_server() -> None:
+    """Each rank has its own cache and its own event endpoints; a router's header chooses, batches say which it was."""
+    options = small_options()
+
+    def make_rank(rank: int, deliver: Any) -> RankProcess:
+        return RankProcess(options, deliver, rank=rank)
+
+    prompt = list(range(17))
+    hashes = tuple(BlockHasher(block_size=4, algorithm="sha256_cbor", hash_seed="0").chain(prompt).external())
+    with serving(options, make_rank=make_rank, ranks=2) as (client, frontend):
+        for rank in (0, 1, 0, 1):
+            headers = {"X-data-parallel-rank": str(rank)}
+            answer = client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 1}, headers=headers)
+            assert answer.json()["choices"][0]["token_ids"] == expected_tokens(prompt, 1)
+        assert 'hits_total{engine="1",model_name="null"} 16.0' in client.get("/metrics").text
+        assert stored_by(frontend) == {0: [hashes], 1: [hashes]}
+        assert client.post("/reset_prefix_cache").json() == {"success": True}
+        frontend.ranks[1]._process.kill()  # type: ignore[attr-defined]
+        wait_for(lambda: client.get("/health").status_code == 503, "the rank's end")
+
+
+def stored_by(frontend: Frontend) -> dict[int | None, list[tuple[Any, ...]]]:
+    """Return the hashes that each rank published, from its replay."""
+    stored: dict[int | None, list[tuple[Any, ...]]] = {}
+    sources = [Source(str(rank.endpoints[0]), rank.endpoints[1]) for rank in frontend.ranks]
+    with Subscriber(sources, from_seq="start") as subscriber:
+        while len(stored) < len(sources):
+            record = subscriber.poll(DEADLINE_S)
+            assert record is not None
+            if isinstance(record, Batch):
+                stored.setdefault(record.batch.data_parallel_rank, []).extend(
+                    event.block_hashes for event in record.batch.events if isinstance(event, BlockStored)
+                )
+    return stored

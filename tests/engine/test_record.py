@@ -1,0 +1,171 @@
+"""`engine_ref record` writes captures that every tool for captures reads, and refuses what it would record wrongly."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvhash import BlockHasher
+from kvhash.events.decode import decode_batch
+from kvhash.events.schema import AllBlocksCleared, BlockRemoved, BlockStored
+
+from .running import DEADLINE_S, ROOT
+
+KVEVENTS = "from kvhash_cli.entry import kvevents_main; kvevents_main()"
+SETTINGS: dict[str, Any] = {
+    "vllm": "0.32.0",
+    "algorithm": "sha256_cbor",
+    "hash_seed": "0",
+    "block_size": 4,
+}
+
+
+def run(program: str, *arguments: str, data: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a program of the project."""
+    return subprocess.run(
+        [sys.executable, *program.split(), *arguments],
+        input=data,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        timeout=DEADLINE_S,
+    )
+
+
+def record(lines: list[dict[str, Any]], *arguments: str) -> dict[str, Any]:
+    """Record request lines and return the capture."""
+    data = "\n".join(map(json.dumps, lines))
+    done = run("-m engine_ref record -", *arguments, "--num-gpu-blocks-override", "20", data=data)
+    assert done.returncode == 0, done.stderr
+    capture: dict[str, Any] = json.loads(done.stdout)
+    return capture
+
+
+def workload() -> list[dict[str, Any]]:
+    """Return lines that hit, evict, separate and reset."""
+    long = list(range(100, 150))
+    lora = {"name": "sql", "path": "adapters/sql", "id": 1}
+    return [
+        {**SETTINGS, "tokens": list(range(18)), "max_tokens": 8},
+        {"tokens": list(range(18)), "max_tokens": 8},
+        {"tokens": list(range(18)), "cache_salt": "a", "max_tokens": 1},
+        {"tokens": list(range(18)), "lora": lora, "max_tokens": 1},
+        {"tokens": long, "max_tokens": 20},
+        {"reset": True},
+        {"tokens": list(range(18)), "multimodal": [{"identifier": "i", "offset": 3, "length": 4}]},
+    ]
+
+
+def test_capture_verifies_and_tells_what_happened(tmp_path: Path) -> None:
+    """Every published hash is the SDK's by `kvevents verify`; outputs, hits and the reset are in the requests."""
+    capture = record(workload())
+    path = tmp_path / "capture.json"
+    path.write_text(json.dumps(capture))
+    settings = ("--vllm", "0.32.0", "--algorithm", "sha256_cbor", "--hash-seed", "0", "--lora-path")
+    done = run("-c", KVEVENTS, "verify", str(path), *settings, "sql=adapters/sql")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "(100.0 %)" in done.stdout
+    requests = capture["requests"]
+    assert requests[5] == {"reset": {"success": True}}
+    hits = [r["usage"]["prompt_tokens_details"]["cached_tokens"] for r in requests if "prompt" in r]
+    assert hits == [0, 16, 0, 0, 0, 0]
+    assert requests[0]["out"] == requests[1]["out"]
+    assert len(requests[0]["out"]) == 8
+    assert capture["lora"] == {"name": "sql", "path": "adapters/sql", "id": 1}
+    events = [e for frame in capture["frames"] for e in decode_batch(bytes.fromhex(frame[2])).events]
+    assert {type(event) for event in events} == {BlockStored, BlockRemoved, AllBlocksCleared}
+    assert capture["replay"][0] == ["", *capture["frames"][0]]
+    assert capture["replay"][-1] == ["", "", "ff" * 8, ""]
+
+
+def test_recording_again_gives_the_same_events() -> None:
+    """Made-up tokens are a function of the prompt: two recordings differ in their times only."""
+    first, second = record(workload()), record(workload())
+
+    def events(capture: dict[str, Any]) -> list[Any]:
+        return [decode_batch(bytes.fromhex(frame[2])).events for frame in capture["frames"]]
+
+    assert first["requests"] == second["requests"]
+    assert events(first) == events(second)
+
+
+def test_older_releases_are_recorded_in_their_shape() -> None:
+    """The first line's release decides the wire shape and the replay's framing."""
+    capture = record([{**SETTINGS, "vllm": "0.11.0", "tokens": list(range(9))}])
+    (frame,) = capture["frames"][:1]
+    assert b"group_idx" not in bytes.fromhex(frame[2])
+    assert capture["replay"][0] == ["", *frame[1:]]
+    assert len(capture["replay"][-1]) == 3
+
+
+def test_integer_hashes_of_old_releases() -> None:
+    """A release that chains 64-bit integers is emulated too: its hits, its evictions and its published integers."""
+    settings = {**SETTINGS, "vllm": "0.10.1", "algorithm": "sha256_cbor_64bit"}
+    lines = [{**line, **settings} for line in workload()[:2] + workload()[4:5] * 2 if "reset" not in line]
+    lines.append({**settings, "tokens": list(range(500, 560))})
+    capture = record(lines)
+    hits = [r["usage"]["prompt_tokens_details"]["cached_tokens"] for r in capture["requests"]]
+    assert hits == [0, 16, 0, 48, 0]
+    hasher = BlockHasher(vllm="0.10.1", algorithm="sha256_cbor_64bit", hash_seed="0", block_size=4)
+    ours = {value for r in capture["requests"] for value in hasher.chain(r["prompt"] + r["out"]).external()}
+    events = [e for frame in capture["frames"] for e in decode_batch(bytes.fromhex(frame[2])).events]
+    stored = {value for event in events if isinstance(event, BlockStored) for value in event.block_hashes}
+    removed = {value for event in events if isinstance(event, BlockRemoved) for value in event.block_hashes}
+    assert stored
+    assert stored <= ours
+    assert removed
+    assert removed <= stored
+
+
+def test_together_shares_steps() -> None:
+    """Requests at once hit nothing of each other's first step, one after the other they do."""
+    lines = [{**SETTINGS, "tokens": list(range(18)), "max_tokens": 2}] * 2
+    hits = [
+        [r["usage"]["prompt_tokens_details"]["cached_tokens"] for r in record(lines, *flags)["requests"]]
+        for flags in ((), ("--together",))
+    ]
+    assert hits[0] == [0, 16]
+    assert hits[1][0] == 0
+
+
+def test_output_file_is_whole_or_absent(tmp_path: Path) -> None:
+    """A file is written as a whole; a recording that fails leaves none."""
+    path = tmp_path / "capture.json"
+    done = run("-m engine_ref record -", "-o", str(path), data='{"tokens":[1]}\n{"tokens":[-1]}')
+    assert done.returncode == 2
+    assert list(tmp_path.iterdir()) == []
+    done = run("-m engine_ref record -", "-o", str(path), data='{"tokens":[1]}')
+    assert (done.returncode, done.stdout) == (0, "")
+    assert list(tmp_path.iterdir()) == [path]
+    assert json.loads(path.read_text())["requests"][0]["prompt"] == [1]
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "says"),
+    [
+        ("{", 4, "line 2"),
+        ("[]", 2, "line 2"),
+        ('{"tokens":"x"}', 2, "line 2"),
+        ('{"tokens":[]}', 2, "at least one token"),
+        ('{"tokens":[1],"max_tokens":0}', 2, "$.max_tokens"),
+        ('{"tokens":[1],"max_token":1}', 2, "max_token"),
+        ('{"tokens":[1],"block_size":8}', 2, "$.block_size"),
+        ('{"tokens":[1],"vllm":"0.30.0"}', 2, "$.vllm"),
+        ('{"tokens":[1],"lookahead":1}', 2, "lookahead"),
+        ('{"tokens":[40000]}', 2, "vocabulary"),
+        ('{"tokens":[1],"max_tokens":99999}', 2, "$.tokens"),
+    ],
+)
+def test_bad_lines_are_refused_before_anything_runs(line: str, code: int, says: str) -> None:
+    """What the engine cannot run, or would hash otherwise than the line says, ends the recording with one line."""
+    first = json.dumps({**SETTINGS, "tokens": [1]})
+    done = run("-m engine_ref record -", data=f"{first}\n{line}\n")
+    assert (done.returncode, done.stdout) == (code, "")
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
