@@ -145,7 +145,9 @@ def bench_first_token(runner: TorchRunner, args: argparse.Namespace) -> None:
         engine = Engine(runner)
         cold.append(engine.run([first], max_tokens=1)[0])
         warm.append(engine.run([first[:CACHED] + other[CACHED:]], max_tokens=1)[0])
-        print(f"  round {round_ + 1}: cold {cold[-1]:.2f} s, {CACHED / LONG_PROMPT:.1%} cached {warm[-1]:.3f} s")
+        print(
+            f"  round {round_ + 1}: cold {cold[-1]:.2f} s, {CACHED / LONG_PROMPT:.1%} cached {warm[-1]:.3f} s"
+        )
         assert engine.core.scheduler.cache.stats.hits == CACHED
     share = statistics.median(b / a for a, b in zip(cold, warm, strict=True))
     print(f"first token of {LONG_PROMPT} with 95 % hit / cold         {share:6.1%}   (ceiling 15 %)")
@@ -161,7 +163,9 @@ def commit() -> str:
 
 def main() -> None:
     """Run and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--prompt", type=int, default=64, help="prompt tokens of each concurrent request")
     parser.add_argument("--output", type=int, default=48, help="output tokens of each concurrent request")
@@ -187,7 +191,9 @@ def main() -> None:
     if importlib.util.find_spec("vllm") is None:
         print("vLLM is not installed here: not compared")
     else:
-        print("vLLM is installed; compare with `vllm bench throughput` on the same model (not done by this script)")
+        print(
+            "vLLM is installed; compare with `vllm bench throughput` on the same model (not done by this script)"
+        )
 
 
 if __name__ == "__main__":
