@@ -1,0 +1,145 @@
+"""Follows one engine's events into the index, in a thread of its own, for as long as the engine is routed to.
+
+It begins with a replay from the start, so an engine that ran before the router did is known too; what its buffer no
+longer holds is a loss, and the engine's knowledge degraded. It begins again, from nothing, when the engine's process
+was gone and is back, and when a store that did not answer does.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+import zmq
+
+from kvhash import KvHashError
+from kvhash.events.records import BadMessage, Batch, Lost, Record, Restart
+from kvhash.events.subscriber import Subscriber
+
+from .config import EngineConfig, ModelConfig
+from .decision import Knowledge
+from .residency import Known, Residency, StoreUnavailableError
+from .verifying import EngineVerifier, Verification
+
+__all__ = ["EngineFollower"]
+
+_log = logging.getLogger(__name__)
+
+
+class EngineFollower:
+    """The residency of one engine, kept up to date. ``after``: a former follower of that name, which must end first."""
+
+    def __init__(
+        self,
+        engine: EngineConfig,
+        model: ModelConfig,
+        residency: Residency,
+        *,
+        context: zmq.Context[Any],
+        after: EngineFollower | None = None,
+        retry_s: float = 0.5,
+    ) -> None:
+        self.engine = engine
+        self._residency = residency
+        self._context = context
+        self._retry_s = retry_s
+        self._after = after
+        self._verifier = EngineVerifier(model)
+        self._stop = threading.Event()
+        self._again = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._fault: tuple[str, float] | None = None
+        #: How many records of each kind came, by their name.
+        self.records: Counter[str] = Counter()
+        #: When the last record came, by time.time(); None before the first.
+        self.last_record_at: float | None = None
+        if engine.events is not None:
+            self._thread = threading.Thread(target=self._run, name=f"follow-{engine.name}", daemon=True)
+            self._thread.start()
+
+    def begin_again(self) -> None:
+        """Forget what is known of the engine and read its events from the start."""
+        self._again.set()
+
+    def stop(self) -> None:
+        """Ask the thread to end, which it does within half a second; it forgets the engine."""
+        self._stop.set()
+
+    def join(self, timeout: float = 5.0) -> None:
+        """Wait for the thread's end."""
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    @property
+    def running(self) -> bool:
+        """Whether the thread has not ended."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def known(self, adapter: str | None) -> Known:
+        """Return what is known of the engine's cache for requests of `adapter`."""
+        if self._thread is None:
+            return Known(Knowledge.UNKNOWN, "no-events: the engine has no events endpoint")
+        if self._fault is not None:
+            return Known(Knowledge.UNKNOWN, *self._fault)
+        fault = self._verifier.state().fault(adapter)
+        if fault is not None:
+            return Known(Knowledge.UNKNOWN, fault)
+        return self._residency.knowledge(self.engine.name)
+
+    def verification(self) -> Verification:
+        """Return how the engine's hashes verify."""
+        return self._verifier.state()
+
+    def _run(self) -> None:
+        if self._after is not None:
+            self._after.join()
+            self._after = None
+        while not self._stop.is_set():
+            try:
+                self._follow()
+                self._fault = None
+            except StoreUnavailableError:
+                self._stop.wait(self._retry_s)
+            except KvHashError as error:
+                self._fail(f"{error.code}: {error}")
+            except Exception as error:
+                _log.exception("following %s failed", self.engine.name)
+                self._fail(f"follower-failed: {error}")
+        try:
+            self._residency.remove(self.engine.name)
+        except KvHashError as error:
+            _log.warning("engine %s could not be removed from the index: %s", self.engine.name, error)
+
+    def _fail(self, reason: str) -> None:
+        self._fault = (reason, time.time())
+        self._stop.wait(self._retry_s)
+
+    def _follow(self) -> None:
+        """Read events until asked to stop or to begin again; raises when the store or the endpoint fails."""
+        self._again.clear()
+        self._residency.remove(self.engine.name)
+        self._verifier.reset()
+        with Subscriber(self.engine.sources(), from_seq="start", context=self._context) as subscriber:
+            self._fault = None
+            while not self._stop.is_set() and not self._again.is_set():
+                record = subscriber.poll(0.25)
+                if record is not None:
+                    self._take(record)
+
+    def _take(self, record: Record) -> None:
+        self.records[type(record).__name__] += 1
+        self.last_record_at = time.time()
+        if isinstance(record, Batch):
+            self._verifier.feed(record.batch)
+            self._residency.apply(self.engine.name, record.batch)
+            return
+        if isinstance(record, BadMessage):
+            if record.seq is None:
+                return
+            record = Lost(record.endpoint, record.rank, record.seq, record.seq, "unreadable")
+        elif isinstance(record, Restart):
+            self._verifier.reset()
+        self._residency.apply_record(self.engine.name, record)

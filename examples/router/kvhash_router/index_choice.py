@@ -1,0 +1,17 @@
+"""The residency index that a configuration names: in this process, or in a store that several routers share."""
+
+from __future__ import annotations
+
+from .config import ConfigError, RouterConfig
+from .residency import Residency
+
+__all__ = ["make_residency"]
+
+
+def make_residency(config: RouterConfig) -> Residency:
+    """Return the index; raises ConfigError for an address of another kind, or where a store's client is missing."""
+    if config.index is None:
+        from kvhash.index import ResidencyIndex
+
+        return Residency(ResidencyIndex())
+    raise ConfigError(f"expected a redis:// address, got {config.index!r}", at="$.index")
