@@ -157,7 +157,7 @@ def test_measured_speeds_keep_their_ratio_and_fade() -> None:
 
 
 def test_streams_and_whole_answers_are_not_compared() -> None:
-    """The time to a first token and that of a whole answer measure different things; the commoner one counts for all."""
+    """The time to a first token and that of a whole answer are different things; the commoner counts for all."""
     book = SpeedBook()
     for i in range(5):
         book.observe("a", "first", work=1000, seconds=0.1, now=float(i))

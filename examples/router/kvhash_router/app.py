@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -235,5 +236,6 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(one) for key, one in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [_plain(one) for one in value]
-    names = getattr(value, "__dataclass_fields__", None) or getattr(value, "__struct_fields__", ())
-    return {name: _plain(getattr(value, name)) for name in names} or str(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _plain(dataclasses.asdict(value))
+    return str(value)

@@ -44,10 +44,10 @@ class Basis(str, Enum):
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The weights of the cost model.
 
-    ``strategy``: ``"prefix"`` is all of it, ``"load"`` leaves prefixes out, ``"round-robin"`` takes engines in turn (to
-    compare with). ``degraded_trust``: the share of a match that counts after a loss. ``overhead_tokens``: the work of a request with
-    nothing to compute. ``output_weight``: the work of one token to generate, in prompt tokens. Costs are equal within
-    ``tie_share`` of the least, or ``tie_tokens`` of work.
+    ``strategy``: ``"prefix"`` is all of it, ``"load"`` leaves prefixes out, ``"round-robin"`` takes engines in turn
+    (to compare with). ``degraded_trust``: the share of a match that counts after a loss. ``overhead_tokens``: the work
+    of a request with nothing to compute. ``output_weight``: the work of one token to generate, in prompt tokens.
+    Costs are equal within ``tie_share`` of the least, or ``tie_tokens`` of work.
     """
 
     strategy: Literal["prefix", "load", "round-robin"] = "prefix"

@@ -16,7 +16,7 @@ from kvhash.block_hash import ChainValue
 from kvhash.prompt import PromptTokens, Tokenizer, tokens_from_openai
 from kvhash.request import HashRequest
 
-from .config import ConfigError, ModelConfig, RouterConfig
+from .config import ConfigError, ModelConfig
 
 __all__ = ["HashedPrompt", "Plan", "PromptHasher"]
 

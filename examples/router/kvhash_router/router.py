@@ -83,7 +83,7 @@ class Router:
     # --- configuration --------------------------------------------------------------------------------------------
 
     async def reload(self, config: RouterConfig) -> None:
-        """Route by `config` from now on; requests under way end where they are. Raises ConfigError, changing nothing."""
+        """Route by `config` from now on; what is under way ends where it is. Raises ConfigError and changes nothing."""
         self._switch(config, await self.in_thread(self._make_hashers, config))
 
     def _make_hashers(self, config: RouterConfig) -> dict[str, PromptHasher]:

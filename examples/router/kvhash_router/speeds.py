@@ -68,7 +68,7 @@ class SpeedBook:
         measured = [
             sums.work / sums.seconds
             for name in names
-            if (sums := self._sums.get((name, kind))) is not None and sums.seconds > 0
+            if (sums := self._sums.get((name, kind), _Sums())).seconds > 0
         ]
         median = statistics.median(measured) if measured else _GUESS
         return {name: self._speed(name, kind, median) for name in names}
