@@ -11,11 +11,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import httpx
+import aiohttp
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvhash import KvHashError
 
@@ -52,9 +53,33 @@ def make_app(
         Route("/metrics", own.answer_metrics),
         Route("/debug/residency", own.answer_residency, methods=["GET", "POST"]),
         Route("/v1/models", own.answer_models),
-        Route("/{path:path}", own.proxy, methods=["POST"]),
+        Route("/{path:path}", _Endpoint(own.pass_on), methods=["POST"]),
     ]
     return Starlette(routes=routes, lifespan=own.lifespan)
+
+
+class _Endpoint:
+    """An ASGI endpoint, which Starlette takes for one only where it is no function."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+
+def _client(config: RouterConfig) -> aiohttp.ClientSession:
+    proxy = config.proxy
+    return aiohttp.ClientSession(
+        # Below the 5 s after which uvicorn, and so vLLM, closes a silent connection.
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0),
+        timeout=aiohttp.ClientTimeout(
+            total=None, sock_connect=proxy.connect_timeout_s, sock_read=proxy.read_timeout_s
+        ),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        skip_auto_headers=("User-Agent", "Accept", "Content-Type"),
+    )
 
 
 class _Own:
@@ -71,22 +96,18 @@ class _Own:
         self._file = config_file
         self._watch_s = watch_s
         self._log = decision_log
-        proxy = config.proxy
-        self._client = httpx.AsyncClient(
-            timeout=httpx.Timeout(proxy.read_timeout_s, connect=proxy.connect_timeout_s, pool=None),
-            # Below the 5 s after which uvicorn, and so vLLM, closes a silent connection.
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=4.0),
-            trust_env=False,
-        )
-        self._health = HealthChecker(
-            self._router.fleet, self._client, config.health, came_back=self._router.came_back
-        )
-        self.proxy = Proxy(self._router, self._client, self._metrics, self._health, decision_log)
+        self._config = config
+        self._proxy: Proxy | None = None
 
     @contextlib.asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
         """Check and watch while the application runs."""
-        tasks = [asyncio.ensure_future(self._health.run())]
+        client = _client(self._config)
+        health = HealthChecker(
+            self._router.fleet, client, self._config.health, came_back=self._router.came_back
+        )
+        self._proxy = Proxy(self._router, client, self._metrics, health, self._log)
+        tasks = [asyncio.ensure_future(health.run())]
         if self._file is not None:
             tasks.append(asyncio.ensure_future(self._watch(self._file)))
         try:
@@ -95,10 +116,15 @@ class _Own:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await self._client.aclose()
+            await client.close()
             await asyncio.to_thread(self._router.close)
             if self._log is not None:
                 await asyncio.to_thread(self._log.close)
+
+    async def pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request to an engine."""
+        assert self._proxy is not None, "the application's lifespan has not begun"
+        await self._proxy(scope, receive, send)
 
     async def _watch(self, file: Path) -> None:
         seen = _stamp(file)

@@ -113,7 +113,7 @@ class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ``read_timeout_s``: the longest silence of an engine within a request. ``retries``: engines tried after the first.
     """
 
-    connect_timeout_s: float = 2.0
+    connect_timeout_s: float = 5.0
     read_timeout_s: float = 600.0
     retries: int = 2
     max_body_bytes: int = 64 * 1024 * 1024

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-import httpx
+import aiohttp
 
 from .config import HealthConfig
 from .fleet import EngineState, Fleet
@@ -26,7 +26,7 @@ class HealthChecker:
     def __init__(
         self,
         fleet: Fleet,
-        client: httpx.AsyncClient,
+        client: aiohttp.ClientSession,
         config: HealthConfig,
         *,
         came_back: Callable[[EngineState], None],
@@ -36,6 +36,7 @@ class HealthChecker:
         self._config = config
         self._came_back = came_back
         self._gone: set[str] = set()
+        self._suspects: dict[str, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
         """Check for ever."""
@@ -49,19 +50,26 @@ class HealthChecker:
 
     async def _check(self, engine: EngineState) -> None:
         try:
-            response = await self._client.get(f"{engine.config.url}/health", timeout=self._config.timeout_s)
-        except httpx.ConnectError as error:
-            self.gone(engine, str(error) or "connection refused")
-        except httpx.HTTPError as error:
-            self.failed(engine, f"health check: {type(error).__name__}")
+            timeout = aiohttp.ClientTimeout(total=self._config.timeout_s)
+            async with self._client.get(f"{engine.config.url}/health", timeout=timeout) as response:
+                status = response.status
+        except aiohttp.ClientConnectorError as error:
+            self.gone(engine, f"health check: {error}")
+        except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+            self._failed(engine, f"health check: {type(error).__name__}")
         else:
-            if response.status_code == 200:
+            if status == 200:
                 self._well(engine)
             else:
-                self.failed(engine, f"health check: status {response.status_code}")
+                self._failed(engine, f"health check: status {status}")
 
-    def failed(self, engine: EngineState, reason: str) -> None:
-        """Count a failure."""
+    def suspect(self, engine: EngineState) -> None:
+        """Check an engine now, since a request to it failed: the check, not the request, says whether it is down."""
+        if engine.name not in self._suspects:
+            self._suspects[engine.name] = task = asyncio.ensure_future(self._check(engine))
+            task.add_done_callback(lambda _: self._suspects.pop(engine.name, None))
+
+    def _failed(self, engine: EngineState, reason: str) -> None:
         engine.failures += 1
         engine.last_failure = reason
         if engine.up and engine.failures >= self._config.failures:
@@ -72,7 +80,7 @@ class HealthChecker:
         """Take an engine that refuses connections for down at once."""
         engine.failures = max(engine.failures, self._config.failures - 1)
         self._gone.add(engine.name)
-        self.failed(engine, reason)
+        self._failed(engine, reason)
 
     def _well(self, engine: EngineState) -> None:
         engine.failures = 0

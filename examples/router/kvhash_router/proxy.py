@@ -17,8 +17,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
+import aiohttp
 from starlette.types import Message, Receive, Scope, Send
+from yarl import URL
 
 from .decision import Decision, Scored
 from .decision_log import DecisionLog, prompt_json
@@ -49,6 +50,10 @@ _DROPPED = frozenset(
 )
 #: The engine cannot take the request now; another may.
 _UNAVAILABLE = frozenset((502, 503, 504))
+
+
+#: What an engine's connection raises.
+_FAILURES = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
 
 
 class _TryAgainError(Exception):
@@ -118,7 +123,7 @@ class Proxy:
     def __init__(
         self,
         router: Router,
-        client: httpx.AsyncClient,
+        client: aiohttp.ClientSession,
         metrics: RouterMetrics,
         health: HealthChecker,
         log: DecisionLog | None,
@@ -222,28 +227,33 @@ class Proxy:
         headers = [pair for pair in exchange.headers if pair[0] not in _DROPPED and pair[0] != "x-request-id"]
         headers += [("x-request-id", exchange.request_id), ("accept-encoding", "identity")]
         try:
-            async with self._client.stream(
+            async with self._client.request(
                 exchange.method,
-                f"{engine.config.url}{exchange.path}{query}",
-                content=exchange.body,
+                URL(f"{engine.config.url}{exchange.path}{query}", encoded=True),
+                data=exchange.body,
                 headers=headers,
+                allow_redirects=False,
             ) as response:
-                if response.status_code in _UNAVAILABLE:
-                    raise _TryAgainError(f"status {response.status_code}")
+                if response.status in _UNAVAILABLE:
+                    raise _TryAgainError(f"status {response.status}")
                 if response.headers.get("content-type", "").startswith("text/event-stream"):
                     await self._pass_stream(exchange, ticket, response)
                 else:
                     await self._pass_whole(exchange, ticket, response)
-        except httpx.ConnectError as error:
-            self._health.gone(engine, f"connection refused: {error}")
-            raise _TryAgainError(f"cannot connect: {error}") from error
-        except httpx.HTTPError as error:
-            self._health.failed(engine, f"request: {type(error).__name__}")
-            raise _TryAgainError(f"{type(error).__name__}: {error}") from error
+        except _FAILURES as error:
+            if exchange.started:
+                raise  # the client's side failed, not the engine's
+            if isinstance(error, aiohttp.ClientConnectorError):
+                self._health.gone(engine, f"request: {error}")
+            else:
+                self._health.suspect(engine)
+            raise _TryAgainError(_text(error)) from error
 
-    async def _pass_whole(self, exchange: _Exchange, ticket: Ticket, response: httpx.Response) -> None:
-        body = await response.aread()
-        if response.status_code < 400:
+    async def _pass_whole(
+        self, exchange: _Exchange, ticket: Ticket, response: aiohttp.ClientResponse
+    ) -> None:
+        body = await response.read()
+        if response.status < 400:
             exchange.outcome = "ok"
             try:
                 answer = json.loads(body)
@@ -257,35 +267,37 @@ class Proxy:
             exchange.outcome = "engine-refused"
         ticket.close()
         await exchange.start(
-            response.status_code,
+            response.status,
             [*_response_headers(response), ("x-kvhash-engine", ticket.engine.name), _length(body)],
         )
         await exchange.write(body, more=False)
 
-    async def _pass_stream(self, exchange: _Exchange, ticket: Ticket, response: httpx.Response) -> None:
+    async def _pass_stream(
+        self, exchange: _Exchange, ticket: Ticket, response: aiohttp.ClientResponse
+    ) -> None:
         cutter = EventCutter()
         done = False
         fault: str | None = None
         try:
-            async for piece in response.aiter_raw():
+            async for piece in response.content.iter_any():
                 events = cutter.feed(piece)
                 if not events:
                     continue
                 ticket.first()
                 if not exchange.started:
                     await exchange.start(
-                        response.status_code,
+                        response.status,
                         [*_response_headers(response), ("x-kvhash-engine", ticket.engine.name)],
                     )
                 ticket.progress(events.count(b"data:"))
                 done = done or is_done(events)
                 exchange.usage = usage_in(events) or exchange.usage
                 await exchange.write(events, more=True)
-        except httpx.HTTPError as error:
+        except _FAILURES as error:
             if not exchange.started:
                 raise
-            fault = f"{type(error).__name__}: {error}"
-            self._health.failed(ticket.engine, f"stream: {type(error).__name__}")
+            fault = _text(error)
+            self._health.suspect(ticket.engine)
         else:
             if not done:
                 fault = "the stream ended without its end mark"
@@ -376,15 +388,19 @@ def _candidate_json(scored: Scored, survey: Survey) -> dict[str, Any]:
     }
 
 
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
 def _cached_tokens(usage: dict[str, Any]) -> int | None:
     details = usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
     return cached if isinstance(cached, int) else None
 
 
-def _response_headers(response: httpx.Response) -> list[tuple[str, str]]:
+def _response_headers(response: aiohttp.ClientResponse) -> list[tuple[str, str]]:
     dropped = {*_DROPPED, "date", "server", "x-request-id"}
-    return [(name, value) for name, value in response.headers.multi_items() if name.lower() not in dropped]
+    return [(name, value) for name, value in response.headers.items() if name.lower() not in dropped]
 
 
 def _length(body: bytes) -> tuple[str, str]:
