@@ -22,7 +22,7 @@ from kvhash_router.app import make_app
 from kvhash_router.config import EngineConfig, HashSettings, ModelConfig, RouterConfig
 from kvhash_router.residency import Residency
 
-from .memory_index import MemoryIndex
+from kvhash.index import ResidencyIndex
 
 ROOT = Path(__file__).parents[2]
 ENGINE = ROOT / "examples" / "router" / "demo_engine.py"
@@ -88,11 +88,9 @@ class EngineProcess:
             )
         )
 
-    def metric(self, name: str) -> float:
-        """Return the sum of one of the engine's metrics."""
-        text = httpx.get(f"{self.url}/metrics", trust_env=False).text
-        lines = [line for line in text.splitlines() if line.startswith(name)]
-        return sum(float(line.rpartition(" ")[2]) for line in lines)
+    def counts(self) -> dict[str, int]:
+        """Return what the engine counted."""
+        return dict(httpx.get(f"{self.url}/debug/counts", trust_env=False).json())
 
 
 @contextlib.contextmanager
@@ -250,7 +248,9 @@ def router(
         engines=tuple(one.config for one in served),
         **config,
     ).checked()
-    residency = Residency(index or MemoryIndex(), store_errors=store_errors, backoff_s=0.1)
+    residency = Residency(
+        ResidencyIndex() if index is None else index, store_errors=store_errors, backoff_s=0.1
+    )
     running = RunningRouter(make_app(checked, residency=residency, watch_s=0.05, **(app or {})))
     try:
         yield running

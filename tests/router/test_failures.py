@@ -13,7 +13,8 @@ import httpx
 import pytest
 from kvhash_router.config import HealthConfig, ProxyConfig
 
-from .memory_index import MemoryIndex
+from kvhash.index import ResidencyIndex
+
 from .running import (
     DEADLINE_S,
     chunk,
@@ -220,8 +221,7 @@ def test_client_that_hangs_up_cancels_its_request(stream: bool) -> None:
             with pytest.raises(httpx.ReadTimeout):
                 client.post("/v1/completions", json=body)
         client.close()
-        aborted = 'vllm:request_success_total{engine="0",finished_reason="abort"'
-        wait_for(lambda: engine.metric(aborted) == 1, "the abort", seconds=10)
+        wait_for(lambda: engine.counts()["aborted"] == 1, "the abort", seconds=10)
         wait_for(lambda: running.state("e0")["in_flight"] == 0, "the router's end of it")
         assert running.state("e0")["queued_tokens"] == 0
         assert running.metric('kvhash_router_requests_total{engine="e0",outcome="client-gone"}') == 1
@@ -270,9 +270,39 @@ def test_two_hundred_streams_at_once() -> None:
         assert running.metric("kvhash_router_in_flight_requests") == 0
 
 
+class FailingIndex(ResidencyIndex):
+    """An index whose store can stop: ``fails`` is then raised by all that the router calls."""
+
+    fails: Exception | None = None
+
+    def _check(self) -> None:
+        if self.fails is not None:
+            raise self.fails
+
+    def apply_record(self, engine: str, record: Any) -> None:
+        """Fail, or take a record in."""
+        self._check()
+        super().apply_record(engine, record)
+
+    def longest_prefix(self, *arguments: Any, **options: Any) -> Any:
+        """Fail, or answer."""
+        self._check()
+        return super().longest_prefix(*arguments, **options)
+
+    def knowledge(self, *arguments: Any) -> Any:
+        """Fail, or answer."""
+        self._check()
+        return super().knowledge(*arguments)
+
+    def remove(self, engine: str) -> bool:
+        """Fail, or forget."""
+        self._check()
+        return super().remove(engine)
+
+
 def test_store_that_stops_costs_hits_and_no_request() -> None:
     """While the index's store does not answer, load decides; when it does, every engine is learned again."""
-    index = MemoryIndex()
+    index = FailingIndex()
     with engines(2) as started, router(started, index=index, store_errors=(ConnectionError,)) as running:
         engine = running.complete(PROMPT).headers["x-kvhash-engine"]
         wait_for(lambda: running.where(PROMPT)["matched_tokens"][engine] == 192, "the blocks")
@@ -283,7 +313,8 @@ def test_store_that_stops_costs_hits_and_no_request() -> None:
         assert running.state(engine)["knowledge"] == "unknown"
         assert running.state(engine)["reason"] == "store-unavailable"
         assert running.metric("kvhash_router_store_up") == 0
-        index.held.clear()  # the store comes back empty
+        for name in index.engines():
+            ResidencyIndex.remove(index, name)  # the store comes back empty
         index.fails = None
         wait_for(lambda: running.where(PROMPT)["matched_tokens"][engine] == 192, "the blocks, again")
         wait_for(

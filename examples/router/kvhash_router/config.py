@@ -62,7 +62,8 @@ class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One served model: how its engines hash, its tokenizer (None: token-id prompts only), its adapters by name.
 
-    ``chat_template``: a file that replaces the tokenizer's template, as vLLM's ``--chat-template``.
+    ``chat_template``: a file that replaces the tokenizer's template, as vLLM's ``--chat-template``. ``use_eagle``: a
+    drafter makes hits one unit shorter. ``offload_chunk_blocks``: hashes per chunk of the tiers below the GPU.
     """
 
     hash: HashSettings = HashSettings()
@@ -70,6 +71,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     chat_template: str | None = None
     content_format: Literal["auto", "string", "openai"] = "auto"
     adapters: dict[str, AdapterConfig] = {}
+    use_eagle: bool = False
+    offload_chunk_blocks: int | None = None
 
     def lora(self, name: str) -> Lora:
         """Return the adapter `name` as a request key."""
@@ -120,7 +123,11 @@ class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole configuration. ``index``: None keeps the residency index here, a ``redis://`` address shares it."""
+    """The whole configuration.
+
+    ``index``: None keeps the residency index here, a ``redis://`` address shares it. ``max_blocks``: the most blocks
+    that an index kept here holds, over all engines.
+    """
 
     models: dict[str, ModelConfig]
     engines: tuple[EngineConfig, ...] = ()
@@ -128,6 +135,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     health: HealthConfig = HealthConfig()
     proxy: ProxyConfig = ProxyConfig()
     index: str | None = None
+    max_blocks: int | None = None
 
     @classmethod
     def load(cls, path: str | Path) -> RouterConfig:
@@ -159,6 +167,8 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise ConfigError(f"two engines are named {twice!r}", at="$.engines")
+        if self.max_blocks is not None and self.max_blocks < 1:
+            raise ConfigError("expected at least 1 block", at="$.max_blocks")
         _check_policy(self.policy)
         if self.proxy.retries < 0 or min(self.proxy.connect_timeout_s, self.proxy.read_timeout_s) <= 0:
             raise ConfigError("expected timeouts above 0 and a number of retries of at least 0", at="$.proxy")
@@ -208,6 +218,8 @@ def _check_hash(model: ModelConfig, at: str) -> None:
     except KvHashError as error:
         place = (error.at or "$").replace("$", f"{at}.hash", 1)
         raise ConfigError(error.message, at=place) from None
+    if model.offload_chunk_blocks is not None and model.offload_chunk_blocks < 1:
+        raise ConfigError("expected at least 1 block a chunk", at=f"{at}.offload_chunk_blocks")
     for name in model.adapters:
         try:
             hasher.chain(lora=model.lora(name))

@@ -17,7 +17,7 @@ from kvhash.block_hash import ChainValue
 
 from .config import EngineConfig
 from .decision import Policy
-from .prompts import Plan
+from .prompts import HashedPrompt, Plan
 from .speeds import SpeedBook
 
 __all__ = ["EngineState", "Fleet", "Ticket"]
@@ -49,7 +49,12 @@ class EngineState:
 
     def held_tokens(self, plan: Plan) -> int:
         """Return how many of the plan's prompt tokens its unfinished requests hold."""
-        return sum(_held(self.held, one.hashes) * one.span for one in plan.prompts)
+        return sum(self._held_of(one) for one in plan.prompts)
+
+    def _held_of(self, prompt: HashedPrompt) -> int:
+        # The last token is always computed, for its logits.
+        most = max(0, prompt.num_tokens - 1) // prompt.span
+        return min(_held(self.held, prompt.hashes), most) * prompt.span
 
 
 def _held(held: Counter[ChainValue], hashes: Sequence[ChainValue]) -> int:

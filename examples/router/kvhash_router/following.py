@@ -16,8 +16,9 @@ from typing import Any
 import zmq
 
 from kvhash import KvHashError
-from kvhash.events.records import BadMessage, Batch, Lost, Record, Restart
+from kvhash.events.records import Batch, Record, Restart
 from kvhash.events.subscriber import Subscriber
+from kvhash.index import EngineSettings
 
 from .config import EngineConfig, ModelConfig
 from .decision import Knowledge
@@ -48,6 +49,11 @@ class EngineFollower:
         self._retry_s = retry_s
         self._after = after
         self._verifier = EngineVerifier(model)
+        self._settings = EngineSettings(
+            tokens_per_hash=model.hash.hasher().span,
+            use_eagle=model.use_eagle,
+            offload_chunk_blocks=model.offload_chunk_blocks,
+        )
         self._stop = threading.Event()
         self._again = threading.Event()
         self._thread: threading.Thread | None = None
@@ -121,6 +127,7 @@ class EngineFollower:
         """Read events until asked to stop or to begin again; raises when the store or the endpoint fails."""
         self._again.clear()
         self._residency.remove(self.engine.name)
+        self._residency.configure(self.engine.name, self._settings)
         self._verifier.reset()
         with Subscriber(self.engine.sources(), from_seq="start", context=self._context) as subscriber:
             self._fault = None
@@ -134,12 +141,6 @@ class EngineFollower:
         self.last_record_at = time.time()
         if isinstance(record, Batch):
             self._verifier.feed(record.batch)
-            self._residency.apply(self.engine.name, record.batch)
-            return
-        if isinstance(record, BadMessage):
-            if record.seq is None:
-                return
-            record = Lost(record.endpoint, record.rank, record.seq, record.seq, "unreadable")
         elif isinstance(record, Restart):
             self._verifier.reset()
         self._residency.apply_record(self.engine.name, record)

@@ -13,5 +13,5 @@ def make_residency(config: RouterConfig) -> Residency:
     if config.index is None:
         from kvhash.index import ResidencyIndex
 
-        return Residency(ResidencyIndex())
+        return Residency(ResidencyIndex(max_blocks=config.max_blocks))
     raise ConfigError(f"expected a redis:// address, got {config.index!r}", at="$.index")

@@ -23,10 +23,7 @@ __all__ = ["HashedPrompt", "Plan", "PromptHasher"]
 
 @dataclass(frozen=True, slots=True)
 class HashedPrompt:
-    """One prompt: its tokens and the hash of every full block that an engine may find in its cache.
-
-    The last token is always computed, for its logits, so a block that ends with it is not among the hashes.
-    """
+    """One prompt: its tokens, and the hash of every full block of `span` tokens."""
 
     request: HashRequest = field(repr=False)
     hashes: tuple[ChainValue, ...] = field(repr=False)
@@ -108,8 +105,7 @@ class PromptHasher:
             cache_salt=prompt.cache_salt or None,
         )
         hashes = request.chain(self.hasher).block_hashes
-        usable = max(0, len(prompt.tokens) - 1) // self.hasher.span
-        return HashedPrompt(request, tuple(hashes[:usable]), self.hasher.span)
+        return HashedPrompt(request, tuple(hashes), self.hasher.span)
 
 
 def _max_tokens(body: Mapping[str, Any]) -> int | None:

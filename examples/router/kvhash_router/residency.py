@@ -16,7 +16,8 @@ from typing import Any, Protocol
 from kvhash import KvHashError
 from kvhash.block_hash import ChainValue
 from kvhash.events.records import Record
-from kvhash.events.schema import EventBatch
+from kvhash.index import EngineSettings, PrefixMatch
+from kvhash.index import Knowledge as IndexKnowledge
 
 from .decision import Knowledge
 
@@ -25,31 +26,28 @@ __all__ = ["Known", "Residency", "ResidencyIndex", "StoreUnavailableError"]
 _log = logging.getLogger(__name__)
 
 
-class _Match(Protocol):
-    @property
-    def blocks(self) -> int: ...
-    @property
-    def tokens(self) -> int: ...
-
-
 class ResidencyIndex(Protocol):
     """The part of `kvhash.index.ResidencyIndex` that is used here."""
 
-    def apply(self, engine: str, batch: EventBatch) -> Any:
-        """Take in one batch of an engine."""
+    def configure(self, engine: str, settings: EngineSettings) -> None:
+        """Tell what events do not say of an engine."""
         ...
 
     def apply_record(self, engine: str, record: Any) -> Any:
-        """Take in what a subscriber noticed: a gap, its end, a loss, a restart."""
+        """Take in a record of a subscriber: a batch, or what it noticed between batches."""
         ...
 
     def longest_prefix(
-        self, hashes: Sequence[ChainValue], engines: Collection[str] | None = None
-    ) -> Mapping[str, Any]:
+        self,
+        hashes: Sequence[ChainValue],
+        engines: Collection[str] | None = None,
+        *,
+        num_tokens: int | None = None,
+    ) -> Mapping[str, PrefixMatch]:
         """Return by engine how much of the chain it holds."""
         ...
 
-    def knowledge(self, engine: str) -> Any:
+    def knowledge(self, engine: str) -> IndexKnowledge:
         """Return the state of knowledge of an engine."""
         ...
 
@@ -123,9 +121,9 @@ class Residency:
             self._down_since = None
         return result
 
-    def apply(self, engine: str, batch: EventBatch) -> None:
-        """Take in a batch; raises StoreUnavailableError."""
-        self._call(lambda: self._index.apply(engine, batch))
+    def configure(self, engine: str, settings: EngineSettings) -> None:
+        """Tell what events do not say of an engine; raises StoreUnavailableError."""
+        self._call(lambda: self._index.configure(engine, settings))
 
     def apply_record(self, engine: str, record: Record) -> None:
         """Take in a subscriber's record; raises StoreUnavailableError."""
@@ -135,15 +133,17 @@ class Residency:
         """Forget an engine; raises StoreUnavailableError."""
         self._call(lambda: self._index.remove(engine))
 
-    def matched_tokens(self, hashes: Sequence[ChainValue], engines: Collection[str]) -> dict[str, int]:
-        """Return by engine the tokens of the longest held prefix; nothing while the store does not answer."""
+    def cached_tokens(
+        self, hashes: Sequence[ChainValue], num_tokens: int, engines: Collection[str]
+    ) -> dict[str, int]:
+        """Return by engine the tokens of a prompt that it need not compute; nothing while the store does not answer."""
         if not hashes or not engines or self._resting():
             return {}
         try:
-            matches = self._call(lambda: self._index.longest_prefix(hashes, engines))
+            matches = self._call(lambda: self._index.longest_prefix(hashes, engines, num_tokens=num_tokens))
         except StoreUnavailableError:
             return {}
-        return {engine: int(match.tokens) for engine, match in matches.items()}
+        return {engine: match.usable_tokens for engine, match in matches.items()}
 
     def knowledge(self, engine: str) -> Known:
         """Return what the index says of an engine; UNKNOWN while the store does not answer."""
@@ -167,8 +167,5 @@ class Residency:
         return self._down_since is not None and self._clock() < self._asked_at + self._backoff_s
 
 
-def _known(value: Any) -> Known:
-    """Read the index's answer: a state, or a value with the state, the reason and since when."""
-    state = getattr(value, "state", value)
-    name = str(getattr(state, "name", state)).lower()
-    return Known(Knowledge(name), getattr(value, "reason", None), getattr(value, "since", None))
+def _known(value: IndexKnowledge) -> Known:
+    return Known(Knowledge(value.state.value), ", ".join(value.reasons) or None, value.since)

@@ -161,7 +161,8 @@ class Router:
             known = {name: self._known(name, adapter) for name in engines}
             asked = [name for name in engines if known[name].knowledge is not Knowledge.UNKNOWN]
             for prompt in plan.prompts:
-                for name, tokens in self.residency.matched_tokens(prompt.hashes, asked).items():
+                held = self.residency.cached_tokens(prompt.hashes, prompt.num_tokens, asked)
+                for name, tokens in held.items():
                     matched[name] += tokens
         return Survey(plan, matched, known, time.perf_counter() - began)
 
