@@ -270,7 +270,8 @@ def main() -> None:
         TimedRunner(step_s=options.step_ms / 1000, tokens_per_second=options.tokens_per_second),
         publish=lambda events: _publish(publisher, events),
     )
-    listener = socket.socket()
+    # With its protocol named, asyncio turns Nagle's algorithm off on what is accepted.
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", options.port))
     listener.listen(1024)

@@ -192,7 +192,7 @@ class RunningRouter:
     """A router under uvicorn, in a thread, and a client of it."""
 
     def __init__(self, app: Any) -> None:
-        listener = socket.socket()
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.bind(("127.0.0.1", 0))
         listener.listen(1024)
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -53,7 +53,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     strategy: Literal["prefix", "load", "round-robin"] = "prefix"
     degraded_trust: float = 0.5
     overhead_tokens: float = 32.0
-    output_weight: float = 1.0
+    output_weight: float = 0.25
     tie_share: float = 0.02
     tie_tokens: float = 8.0
 
