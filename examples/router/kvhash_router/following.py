@@ -22,12 +22,16 @@ from kvhash.index import EngineSettings
 
 from .config import EngineConfig, ModelConfig
 from .decision import Knowledge
-from .residency import Known, Residency, StoreUnavailableError
+from .residency import Known, OutOfStepError, Residency, StoreUnavailableError
 from .verifying import EngineVerifier, Verification
 
 __all__ = ["EngineFollower"]
 
 _log = logging.getLogger(__name__)
+#: Seconds between two words that an engine is still followed.
+_TOUCH_S = 30.0
+#: A replay that has brought nothing for so many seconds is over.
+_PAUSE_S = 0.5
 
 
 class EngineFollower:
@@ -56,6 +60,8 @@ class EngineFollower:
         )
         self._stop = threading.Event()
         self._again = threading.Event()
+        self._forget = False
+        self._replaying_until = 0.0
         self._thread: threading.Thread | None = None
         self._fault: tuple[str, float] | None = None
         #: How many records of each kind came, by their name.
@@ -68,6 +74,7 @@ class EngineFollower:
 
     def begin_again(self) -> None:
         """Forget what is known of the engine and read its events from the start."""
+        self._forget = True
         self._again.set()
 
     def stop(self) -> None:
@@ -93,7 +100,10 @@ class EngineFollower:
         fault = self._verifier.state().fault(adapter)
         if fault is not None:
             return Known(Knowledge.UNKNOWN, fault)
-        return self._residency.knowledge(self.engine.name)
+        known = self._residency.knowledge(self.engine.name)
+        if known.knowledge is Knowledge.EXACT and self._replaying_until > time.monotonic():
+            return Known(Knowledge.DEGRADED, "catching-up: past batches are being replayed")
+        return known
 
     def verification(self) -> Verification:
         """Return how the engine's hashes verify."""
@@ -109,11 +119,16 @@ class EngineFollower:
                 self._fault = None
             except StoreUnavailableError:
                 self._stop.wait(self._retry_s)
+            except OutOfStepError as error:
+                _log.warning("%s; the engine is read from the start", error)
+                self._stop.wait(self._retry_s)
             except KvHashError as error:
                 self._fail(f"{error.code}: {error}")
             except Exception as error:
                 _log.exception("following %s failed", self.engine.name)
                 self._fail(f"follower-failed: {error}")
+        if self._residency.shared:
+            return  # other routers may follow it; else it expires
         try:
             self._residency.remove(self.engine.name)
         except KvHashError as error:
@@ -126,20 +141,29 @@ class EngineFollower:
     def _follow(self) -> None:
         """Read events until asked to stop or to begin again; raises when the store or the endpoint fails."""
         self._again.clear()
-        self._residency.remove(self.engine.name)
+        if self._forget or not self._residency.shared:
+            self._residency.remove(self.engine.name)
+            self._forget = False
+        self._replaying_until = 0.0
         self._residency.configure(self.engine.name, self._settings)
         self._verifier.reset()
         with Subscriber(self.engine.sources(), from_seq="start", context=self._context) as subscriber:
             self._fault = None
+            touched = time.monotonic()
             while not self._stop.is_set() and not self._again.is_set():
                 record = subscriber.poll(0.25)
                 if record is not None:
                     self._take(record)
+                if time.monotonic() > touched + _TOUCH_S:
+                    self._residency.touch(self.engine.name)
+                    touched = time.monotonic()
 
     def _take(self, record: Record) -> None:
         self.records[type(record).__name__] += 1
         self.last_record_at = time.time()
         if isinstance(record, Batch):
+            # Until a live batch follows, or the replay has paused, the index is the engine's past.
+            self._replaying_until = time.monotonic() + _PAUSE_S if record.replayed else 0.0
             self._verifier.feed(record.batch)
         elif isinstance(record, Restart):
             self._verifier.reset()

@@ -14,4 +14,16 @@ def make_residency(config: RouterConfig) -> Residency:
         from kvhash.index import ResidencyIndex
 
         return Residency(ResidencyIndex(max_blocks=config.max_blocks))
+    if config.index.startswith(("redis://", "rediss://", "unix://")):
+        try:
+            import redis
+
+            from .shared_index import SharedIndex
+        except ImportError:
+            raise ConfigError("a shared index needs the 'redis' package", at="$.index") from None
+        try:
+            index = SharedIndex(config.index)
+        except ValueError as error:
+            raise ConfigError(f"{config.index!r} is no address: {error}", at="$.index") from None
+        return Residency(index, store_errors=(redis.RedisError, OSError), shared=True)
     raise ConfigError(f"expected a redis:// address, got {config.index!r}", at="$.index")

@@ -6,6 +6,7 @@ lookup answers: with what is known, or that nothing is.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -21,7 +22,7 @@ from kvhash.index import Knowledge as IndexKnowledge
 
 from .decision import Knowledge
 
-__all__ = ["Known", "Residency", "ResidencyIndex", "StoreUnavailableError"]
+__all__ = ["Known", "OutOfStepError", "Residency", "ResidencyIndex", "StoreUnavailableError"]
 
 _log = logging.getLogger(__name__)
 
@@ -66,6 +67,12 @@ class StoreUnavailableError(KvHashError):
     code = "store-unavailable"
 
 
+class OutOfStepError(KvHashError):
+    """The store lacks batches before this one: the engine has to be read from the start once more."""
+
+    code = "out-of-step"
+
+
 @dataclass(frozen=True, slots=True)
 class Known:
     """What is known of an engine's cache, since when (seconds since the epoch, None: always) and why not exactly."""
@@ -79,7 +86,9 @@ class Residency:
     """An index that may be called from any thread and whose store may fail.
 
     ``store_errors``: the exceptions that mean the store does not answer. After one, lookups give nothing for
-    ``backoff_s`` without asking it, so that a store that hangs does not hold up requests.
+    ``backoff_s`` without asking it, so that a store that hangs does not hold up requests. ``shared``: other routers
+    use the index too; it may be called by several threads at once, and what is in it is not dropped when this router
+    begins or ends to follow an engine.
     """
 
     def __init__(
@@ -88,13 +97,17 @@ class Residency:
         *,
         store_errors: tuple[type[Exception], ...] = (),
         backoff_s: float = 0.5,
+        shared: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._index = index
         self._store_errors = store_errors
         self._backoff_s = backoff_s
         self._clock = clock
-        self._lock = threading.Lock()
+        self.shared = shared
+        self._lock: contextlib.AbstractContextManager[Any] = (
+            contextlib.nullcontext() if shared else threading.Lock()
+        )
         self._down_since: float | None = None
         self._asked_at = 0.0
         #: How often the store did not answer.
@@ -128,6 +141,11 @@ class Residency:
     def apply_record(self, engine: str, record: Record) -> None:
         """Take in a subscriber's record; raises StoreUnavailableError."""
         self._call(lambda: self._index.apply_record(engine, record))
+
+    def touch(self, engine: str) -> None:
+        """Say that an engine is still followed, where that matters; raises StoreUnavailableError."""
+        if self.shared:
+            self._call(lambda: self._index.touch(engine))  # type: ignore[attr-defined]
 
     def remove(self, engine: str) -> None:
         """Forget an engine; raises StoreUnavailableError."""
