@@ -113,6 +113,7 @@ class StubEngine:
     def __init__(self, name: str, behave: Callable[[asyncio.StreamWriter, dict[str, Any]], Any]) -> None:
         self.name = name
         self.requests: list[tuple[str, dict[str, Any]]] = []
+        self.headers: list[dict[str, str]] = []
         self.hung_up = threading.Event()
         self._behave = behave
         self._loop = asyncio.new_event_loop()
@@ -155,6 +156,8 @@ class StubEngine:
             else:
                 value = json.loads(body)
                 self.requests.append((path, value))
+                pairs = (line.partition(": ") for line in head.lower().split("\r\n")[1:])
+                self.headers.append({name: content for name, _, content in pairs})
                 waiting = asyncio.ensure_future(reader.read())
                 waiting.add_done_callback(lambda _: self.hung_up.set())
                 await self._behave(writer, value)

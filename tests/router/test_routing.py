@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,12 @@ import pytest
 from kvhash_router.config import AdapterConfig, EngineConfig, HashSettings, ModelConfig
 from kvhash_router.decision_log import DecisionLog
 
-from engine_ref.event_config import KVEventsConfig
-from engine_ref.publisher import ZmqEventPublisher
+import kvhash.events.publisher
 from kvhash import BlockHasher
-from kvhash.events.schema import BlockStored
+from kvhash.events.schema import BlockStored, EventBatch
 from kvhash.prompt import Tokenizer
 
+from ..ports import free_base
 from .running import (
     EngineProcess,
     RunningRouter,
@@ -154,13 +155,10 @@ def test_too_large_a_body_is_refused_unread(fleet: list[EngineProcess]) -> None:
 class Publisher:
     """Announces blocks as an engine does, without one."""
 
-    def __init__(self, *, replay: bool = True) -> None:
-        self._publisher = ZmqEventPublisher(
-            KVEventsConfig(
-                enable_kv_cache_events=True,
-                endpoint="tcp://127.0.0.1:*",
-                replay_endpoint="tcp://127.0.0.1:*" if replay else None,
-            )
+    def __init__(self, *, replay: bool = True, endpoint: str = "tcp://127.0.0.1:*", rank: int = 0) -> None:
+        self._rank = rank
+        self._publisher = kvhash.events.publisher.Publisher(
+            endpoint, "tcp://127.0.0.1:*" if replay else None, bind=True
         )
 
     def engine(self, name: str, url: str = "http://127.0.0.1:9") -> EngineConfig:
@@ -175,21 +173,19 @@ class Publisher:
         """Announce a prompt's blocks."""
         adapter = {"name": lora, "path": path} if lora else None
         chain = hasher.chain(tokens, lora=adapter)
-        self._publisher.publish(
-            [
-                BlockStored(
-                    block_hashes=tuple(chain.external()),
-                    parent_block_hash=None,
-                    token_ids=tuple(tokens[: len(chain) * hasher.span]),
-                    block_size=hasher.span,
-                    lora_id=1 if lora else None,
-                    medium="GPU",
-                    lora_name=lora,
-                    extra_keys=tuple(chain.event_extra_keys()),  # type: ignore[arg-type]
-                    group_idx=0,
-                )
-            ]
+        event = BlockStored(
+            block_hashes=tuple(chain.external()),
+            parent_block_hash=None,
+            token_ids=tuple(tokens[: len(chain) * hasher.span]),
+            block_size=hasher.span,
+            lora_id=1 if lora else None,
+            medium="GPU",
+            lora_name=lora,
+            extra_keys=tuple(chain.event_extra_keys()),  # type: ignore[arg-type]
+            group_idx=0,
         )
+        batch = EventBatch(ts=time.time(), events=(event,), data_parallel_rank=self._rank)
+        self._publisher.publish(batch)
 
     def close(self) -> None:
         """Close the sockets."""
@@ -305,6 +301,33 @@ def test_engine_without_events_is_routed_to_by_load() -> None:
         assert running.complete(PROMPT).status_code == 200
         assert running.state("s0")["reason"].startswith("no-events")
         assert served[0].requests[0][1]["prompt"] == PROMPT
+
+
+def test_rank_that_holds_the_prefix_is_asked_for() -> None:
+    """Behind one address with two data parallel ranks, the request carries the rank that its prefix is on."""
+
+    async def answer(writer: Any, _: dict[str, Any]) -> None:
+        whole(writer, 200, b'{"usage":{"prompt_tokens":3,"completion_tokens":1}}')
+
+    base = free_base(1)
+    ranks = [Publisher(replay=False, endpoint=f"tcp://127.0.0.1:{base + i}", rank=i) for i in range(2)]
+    try:
+        with stubs(answer) as served:
+            config = EngineConfig(url=served[0].url, name="dp", events=f"tcp://127.0.0.1:{base}", ranks=2)
+            with router([Named(config)]) as running:
+                wait_for(
+                    lambda: (
+                        ranks[1].store(SETTINGS.hasher(), PROMPT)
+                        or running.where(PROMPT)["matched_tokens"] == {"dp": 192}
+                    ),
+                    "the blocks",
+                )
+                assert running.complete(PROMPT).status_code == 200
+                assert running.complete([1, 2, 3]).status_code == 200
+            assert [head.get("x-data-parallel-rank") for head in served[0].headers] == ["1", None]
+    finally:
+        for rank in ranks:
+            rank.close()
 
 
 def test_unfinished_requests_count_as_held_and_as_load() -> None:

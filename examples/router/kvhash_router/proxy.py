@@ -48,6 +48,8 @@ _DROPPED = frozenset(
         "upgrade",
     )
 )
+#: What vLLM reads to choose a data parallel rank.
+_RANK = "x-data-parallel-rank"
 #: The engine cannot take the request now; another may.
 _UNAVAILABLE = frozenset((502, 503, 504))
 
@@ -226,6 +228,9 @@ class Proxy:
         query = f"?{exchange.query.decode('latin-1')}" if exchange.query else ""
         headers = [pair for pair in exchange.headers if pair[0] not in _DROPPED and pair[0] != "x-request-id"]
         headers += [("x-request-id", exchange.request_id), ("accept-encoding", "identity")]
+        rank = exchange.survey.ranks.get(engine.name) if exchange.survey else None
+        if rank is not None and engine.config.ranks > 1 and not any(name == _RANK for name, _ in headers):
+            headers.append((_RANK, str(rank)))
         try:
             async with self._client.request(
                 exchange.method,

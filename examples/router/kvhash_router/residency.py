@@ -151,17 +151,19 @@ class Residency:
         """Forget an engine; raises StoreUnavailableError."""
         self._call(lambda: self._index.remove(engine))
 
-    def cached_tokens(
+    def matches(
         self, hashes: Sequence[ChainValue], num_tokens: int, engines: Collection[str]
-    ) -> dict[str, int]:
-        """Return by engine the tokens of a prompt that it need not compute; nothing while the store does not answer."""
+    ) -> Mapping[str, PrefixMatch]:
+        """Return by engine what it holds of a prompt of `num_tokens`; nothing while the store does not answer."""
         if not hashes or not engines or self._resting():
             return {}
         try:
-            matches = self._call(lambda: self._index.longest_prefix(hashes, engines, num_tokens=num_tokens))
+            matches: Mapping[str, PrefixMatch] = self._call(
+                lambda: self._index.longest_prefix(hashes, engines, num_tokens=num_tokens)
+            )
         except StoreUnavailableError:
             return {}
-        return {engine: match.usable_tokens for engine, match in matches.items()}
+        return matches
 
     def knowledge(self, engine: str) -> Known:
         """Return what the index says of an engine; UNKNOWN while the store does not answer."""

@@ -32,10 +32,14 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """A request's plan, and of every engine of its model what it holds of the prompts and how well that is known."""
+    """A request's plan, and of every engine of its model what it holds of the prompts and how well that is known.
+
+    ``ranks``: by engine, the data parallel rank that holds what matched.
+    """
 
     plan: Plan
     matched_tokens: Mapping[str, int]
+    ranks: Mapping[str, int]
     known: Mapping[str, Known]
     seconds: float
 
@@ -156,15 +160,18 @@ class Router:
         began = time.perf_counter()
         plan = hasher.plan(body, adapter, body_bytes=size)
         matched = dict.fromkeys(engines, 0)
+        ranks: dict[str, int] = {}
         known: dict[str, Known] = {}
         if plan.prompts and self.config.policy.strategy == "prefix":
             known = {name: self._known(name, adapter) for name in engines}
             asked = [name for name in engines if known[name].knowledge is not Knowledge.UNKNOWN]
             for prompt in plan.prompts:
-                held = self.residency.cached_tokens(prompt.hashes, prompt.num_tokens, asked)
-                for name, tokens in held.items():
-                    matched[name] += tokens
-        return Survey(plan, matched, known, time.perf_counter() - began)
+                held = self.residency.matches(prompt.hashes, prompt.num_tokens, asked)
+                for name, match in held.items():
+                    matched[name] += match.usable_tokens
+                    if match.usable_tokens and match.rank is not None:
+                        ranks.setdefault(name, match.rank)
+        return Survey(plan, matched, ranks, known, time.perf_counter() - began)
 
     def _known(self, engine: str, adapter: str | None) -> Known:
         follower = self._followers.get(engine)

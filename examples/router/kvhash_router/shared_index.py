@@ -181,13 +181,18 @@ class SharedIndex:
             ranks: dict[str, list[str]] = {}
             for place in places:
                 ranks.setdefault(place.partition(":")[0], []).append(f"{self._meta(name)}:{place}")
-            blocks = max((self._run_of(groups, keys) for groups in ranks.values()), default=0)
+            runs = ((self._run_of(groups, keys), rank) for rank, groups in sorted(ranks.items()))
+            blocks, rank = max(runs, key=lambda one: one[0], default=(0, "-"))
             span = self._spans.get(name, 16)
             usable = blocks * span
             if num_tokens is not None:
                 usable = min(usable, max(0, num_tokens - 1) // span * span)
             found[name] = PrefixMatch(
-                blocks=blocks, tokens=blocks * span, by_tier={"GPU": blocks}, usable_tokens=usable
+                blocks=blocks,
+                tokens=blocks * span,
+                by_tier={"GPU": blocks},
+                usable_tokens=usable,
+                rank=None if rank == "-" else int(rank),
             )
         return found
 
