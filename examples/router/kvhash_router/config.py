@@ -1,0 +1,255 @@
+"""What is routed to what: models with their hash settings and adapters, engines with their endpoints.
+
+One immutable value, read from a JSON file or made from flags, and checked whole before it is used: a misspelt field
+or an engine of an unknown model is an error that says where.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from kvhash import BlockHasher, KvHashError, Lora
+from kvhash.contract import Contract
+from kvhash.events.endpoint import check_connectable
+from kvhash.events.subscriber import Source
+
+from .decision import Policy
+
+__all__ = [
+    "AdapterConfig",
+    "ConfigError",
+    "EngineConfig",
+    "HashSettings",
+    "HealthConfig",
+    "ModelConfig",
+    "ProxyConfig",
+    "RouterConfig",
+    "parse_engine_flag",
+]
+
+
+class ConfigError(KvHashError):
+    """The configuration cannot be used; says where and what would be right."""
+
+    code = "invalid-config"
+
+
+class HashSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What decides an engine's block hashes; fields as those of `kvhash.BlockHasher`."""
+
+    vllm: str = "latest"
+    algorithm: str = "sha256"
+    hash_seed: str | None = None
+    block_size: int = 16
+    lookahead: int = 0
+    decode_context_parallel_size: int = 1
+
+    def hasher(self) -> BlockHasher:
+        """Return the hasher; raises as `BlockHasher` does."""
+        return BlockHasher(**msgspec.structs.asdict(self))
+
+
+class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A LoRA adapter as the engines got it: ``path`` enters the hash from 0.31, ``id`` before 0.11.1."""
+
+    path: str | None = None
+    id: int | None = None
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One served model: how its engines hash, its tokenizer (None: token-id prompts only), its adapters by name.
+
+    ``chat_template``: a file that replaces the tokenizer's template, as vLLM's ``--chat-template``. ``use_eagle``: a
+    drafter makes hits one unit shorter. ``offload_chunk_blocks``: hashes per chunk of the tiers below the GPU.
+    """
+
+    hash: HashSettings = HashSettings()
+    tokenizer: str | None = None
+    chat_template: str | None = None
+    content_format: Literal["auto", "string", "openai"] = "auto"
+    adapters: dict[str, AdapterConfig] = {}
+    use_eagle: bool = False
+    offload_chunk_blocks: int | None = None
+
+    def lora(self, name: str) -> Lora:
+        """Return the adapter `name` as a request key."""
+        adapter = self.adapters[name]
+        return Lora(name=name, path=adapter.path, id=adapter.id)
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One engine: its HTTP base address, its model, and the endpoints of its events (None: it sends none).
+
+    ``ranks``: data parallel ranks behind the address; the endpoints are rank 0's, vLLM's port rule gives the others.
+    """
+
+    url: str
+    name: str = ""
+    model: str = ""
+    events: str | None = None
+    replay: str | None = None
+    ranks: int = 1
+
+    def sources(self) -> list[Source]:
+        """Return where the events come from, one a rank; empty for an engine that sends none."""
+        if self.events is None:
+            return []
+        if self.ranks == 1:
+            return [Source(self.events, self.replay)]
+        return list(Source.for_ranks(self.events, self.replay, range(self.ranks)))
+
+
+class HealthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Health checks: seconds between them, seconds until one has failed, failures in a row that make an engine down."""
+
+    interval_s: float = 2.0
+    timeout_s: float = 2.0
+    failures: int = 2
+
+
+class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How requests are passed on; times in seconds.
+
+    ``read_timeout_s``: the longest silence of an engine within a request. ``retries``: engines tried after the first.
+    """
+
+    connect_timeout_s: float = 5.0
+    read_timeout_s: float = 600.0
+    retries: int = 2
+    max_body_bytes: int = 64 * 1024 * 1024
+
+
+class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole configuration.
+
+    ``index``: None keeps the residency index here, a ``redis://`` address shares it. ``max_blocks``: the most blocks
+    that an index kept here holds, over all engines.
+    """
+
+    models: dict[str, ModelConfig]
+    engines: tuple[EngineConfig, ...] = ()
+    policy: Policy = Policy()
+    health: HealthConfig = HealthConfig()
+    proxy: ProxyConfig = ProxyConfig()
+    index: str | None = None
+    max_blocks: int | None = None
+
+    @classmethod
+    def load(cls, path: str | Path) -> RouterConfig:
+        """Read a JSON file; raises ConfigError."""
+        try:
+            data = Path(path).read_bytes()
+        except OSError as error:
+            raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
+        try:
+            config = msgspec.json.decode(data, type=cls)
+        except (msgspec.MsgspecError, UnicodeError) as error:
+            raise ConfigError(f"{path}: {error}") from None
+        return config.checked()
+
+    def checked(self) -> RouterConfig:
+        """Return the configuration with names filled in; raises ConfigError, or what the hash settings raise."""
+        if not self.models:
+            raise ConfigError("expected at least one model", at="$.models")
+        owners: dict[str, str] = {}
+        for name, model in self.models.items():
+            at = f"$.models.{name}"
+            _check_hash(model, at)
+            for served in (name, *model.adapters):
+                if served in owners:
+                    raise ConfigError(f"{served!r} is the name of two models or adapters", at=at)
+                owners[served] = name
+        engines = tuple(self._engine(engine, i) for i, engine in enumerate(self.engines))
+        names = [engine.name for engine in engines]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ConfigError(f"two engines are named {twice!r}", at="$.engines")
+        if self.max_blocks is not None and self.max_blocks < 1:
+            raise ConfigError("expected at least 1 block", at="$.max_blocks")
+        _check_policy(self.policy)
+        if self.proxy.retries < 0 or min(self.proxy.connect_timeout_s, self.proxy.read_timeout_s) <= 0:
+            raise ConfigError("expected timeouts above 0 and a number of retries of at least 0", at="$.proxy")
+        if self.health.failures < 1 or min(self.health.interval_s, self.health.timeout_s) <= 0:
+            raise ConfigError("expected times above 0 and at least 1 failure", at="$.health")
+        return msgspec.structs.replace(self, engines=engines)
+
+    def _engine(self, engine: EngineConfig, place: int) -> EngineConfig:
+        at = f"$.engines[{place}]"
+        if not engine.url.startswith(("http://", "https://")):
+            raise ConfigError(f"expected an http:// or https:// address, got {engine.url!r}", at=f"{at}.url")
+        model = engine.model or (next(iter(self.models)) if len(self.models) == 1 else "")
+        if model not in self.models:
+            known = ", ".join(self.models)
+            raise ConfigError(f"the engine's model is {model!r}; expected one of: {known}", at=f"{at}.model")
+        if engine.ranks < 1:
+            raise ConfigError(f"expected at least 1 rank, got {engine.ranks}", at=f"{at}.ranks")
+        if engine.events is None and engine.replay is not None:
+            raise ConfigError("a replay endpoint without an endpoint of events", at=f"{at}.replay")
+        try:
+            for source in engine.sources():
+                check_connectable(source.endpoint)
+                if source.replay_endpoint is not None:
+                    check_connectable(source.replay_endpoint)
+        except KvHashError as error:
+            raise ConfigError(str(error), at=at) from None
+        url = engine.url.rstrip("/")
+        name = engine.name or url.partition("://")[2]
+        return msgspec.structs.replace(engine, url=url, model=model, name=name)
+
+    def model_of(self, served: str | None) -> tuple[str, str | None] | None:
+        """Return (model, adapter or None) for the name a request gives; None when it is not served.
+
+        No name means the only model, where there is one.
+        """
+        if not served:
+            return (next(iter(self.models)), None) if len(self.models) == 1 else None
+        if served in self.models:
+            return served, None
+        return next(((name, served) for name, model in self.models.items() if served in model.adapters), None)
+
+
+def _check_hash(model: ModelConfig, at: str) -> None:
+    try:
+        contract = Contract.for_vllm(model.hash.vllm)
+        hasher = model.hash.hasher()
+    except KvHashError as error:
+        place = (error.at or "$").replace("$", f"{at}.hash", 1)
+        raise ConfigError(error.message, at=place) from None
+    if model.offload_chunk_blocks is not None and model.offload_chunk_blocks < 1:
+        raise ConfigError("expected at least 1 block a chunk", at=f"{at}.offload_chunk_blocks")
+    for name in model.adapters:
+        try:
+            hasher.chain(lora=model.lora(name))
+        except KvHashError as error:
+            place = f"{at}.adapters.{name}"
+            raise ConfigError(f"{error.message} (vLLM {contract.release})", at=place) from None
+
+
+def _check_policy(policy: Policy) -> None:
+    if not 0 <= policy.degraded_trust <= 1:
+        raise ConfigError("expected a share from 0 to 1", at="$.policy.degraded_trust")
+    for name in ("output_weight", "overhead_tokens", "tie_share", "tie_tokens"):
+        if not 0 <= getattr(policy, name) < float("inf"):
+            raise ConfigError("expected a number of at least 0", at=f"$.policy.{name}")
+
+
+_FLAG_FIELDS = {"name": str, "model": str, "events": str, "replay": str, "ranks": int}
+
+
+def parse_engine_flag(text: str) -> EngineConfig:
+    """Read ``URL[,events=E][,replay=E][,name=N][,model=M][,ranks=R]``; raises ConfigError."""
+    url, *rest = text.split(",")
+    values: dict[str, Any] = {}
+    for part in rest:
+        key, equals, value = part.partition("=")
+        kind = _FLAG_FIELDS.get(key)
+        if kind is None or not equals:
+            raise ConfigError(f"{part!r} is not one of: {', '.join(f'{k}=...' for k in _FLAG_FIELDS)}")
+        try:
+            values[key] = kind(value)
+        except ValueError:
+            raise ConfigError(f"expected {key}= with a number, got {value!r}") from None
+    return EngineConfig(url=url, **values)

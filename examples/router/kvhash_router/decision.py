@@ -1,0 +1,153 @@
+"""Which engine gets a request: a pure function of what is known about each.
+
+The cost of an engine is the estimated time until the request's first token, in tokens of work over tokens a second::
+
+    uncached(e) = prompt tokens - trust(e) * matched tokens(e)
+    cost(e)     = (uncached(e) + queued tokens(e) + overhead) / speed(e)
+
+``trust`` is 1 where the engine's cache is known exactly, `Policy.degraded_trust` after a loss that is not healed, and
+0 where its hashes do not verify, so that load alone decides there. ``queued tokens`` are what the engine still has to
+compute for requests that it has; ``speed`` is measured, so an engine that is three times slower must have three times
+less to do for the same cost. Engines whose costs lie within the policy's tolerance of the least are equals: two of
+them are drawn and the one with fewer queued tokens for its speed gets the request (power of two choices), so that
+several routers with the same picture do not all choose the same engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import Literal
+
+import msgspec
+
+__all__ = ["Basis", "Candidate", "Decision", "Knowledge", "Policy", "Scored", "decide"]
+
+
+class Knowledge(str, Enum):
+    """What is known of an engine's cache."""
+
+    EXACT = "exact"
+    DEGRADED = "degraded"
+    UNKNOWN = "unknown"
+
+
+class Basis(str, Enum):
+    """What decided: the longest prefix, load against a longer prefix, load where no prefix counted, or the turn."""
+
+    PREFIX = "prefix"
+    LOAD_OVER_PREFIX = "load-over-prefix"
+    LOAD = "load"
+    TURN = "turn"
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The weights of the cost model.
+
+    ``strategy``: ``"prefix"`` is all of it, ``"load"`` leaves prefixes out, ``"round-robin"`` takes engines in turn
+    (to compare with). ``degraded_trust``: the share of a match that counts after a loss. ``overhead_tokens``: the work
+    of a request with nothing to compute. ``output_weight``: the work of one token to generate, in prompt tokens.
+    Costs are equal within ``tie_share`` of the least, or ``tie_tokens`` of work.
+    """
+
+    strategy: Literal["prefix", "load", "round-robin"] = "prefix"
+    degraded_trust: float = 0.5
+    overhead_tokens: float = 32.0
+    output_weight: float = 0.25
+    tie_share: float = 0.02
+    tie_tokens: float = 8.0
+
+    def trust(self, knowledge: Knowledge) -> float:
+        """Return the share of a match that counts."""
+        if self.strategy != "prefix" or knowledge is Knowledge.UNKNOWN:
+            return 0.0
+        return 1.0 if knowledge is Knowledge.EXACT else self.degraded_trust
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine that could take the request.
+
+    ``matched_tokens``: the prompt's tokens that its cache holds, as far as known. ``queued_tokens``: work that it has
+    and has not done. ``speed``: tokens a second.
+    """
+
+    engine: str
+    matched_tokens: int = 0
+    knowledge: Knowledge = Knowledge.EXACT
+    queued_tokens: float = 0.0
+    speed: float = 1.0
+
+
+class Scored(msgspec.Struct, frozen=True, kw_only=True):
+    """A candidate's cost, in seconds, and the uncached tokens that it is made of."""
+
+    candidate: Candidate
+    uncached_tokens: float
+    cost: float
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine, on what basis, and every candidate's cost, the chosen one's first."""
+
+    engine: str
+    basis: Basis
+    scored: tuple[Scored, ...]
+
+    @property
+    def chosen(self) -> Scored:
+        """The chosen candidate."""
+        return self.scored[0]
+
+
+def decide(
+    prompt_tokens: int,
+    candidates: Sequence[Candidate],
+    *,
+    policy: Policy,
+    draw: Callable[[int], int],
+    turn: int = 0,
+) -> Decision | None:
+    """Choose an engine; None when there is no candidate.
+
+    ``draw(n)`` gives an integer from 0 to n - 1; it is called only where there are equals. ``turn`` counts requests;
+    only ``"round-robin"`` uses it.
+    """
+    if not candidates:
+        return None
+    scored = [_score(prompt_tokens, candidate, policy) for candidate in candidates]
+    if policy.strategy == "round-robin":
+        place = turn % len(scored)
+        order = (*scored[place:], *scored[:place])
+        return Decision(engine=order[0].candidate.engine, basis=Basis.TURN, scored=order)
+    least = min(scored, key=lambda one: one.cost)
+    margin = max(least.cost * policy.tie_share, policy.tie_tokens / least.candidate.speed)
+    equals = [one for one in scored if one.cost <= least.cost + margin]
+    chosen = equals[0] if len(equals) == 1 else _of_two(equals, draw)
+    others = sorted((one for one in scored if one is not chosen), key=lambda one: one.cost)
+    counted = {
+        one.candidate.engine: policy.trust(one.candidate.knowledge) * one.candidate.matched_tokens
+        for one in scored
+    }
+    longest = max(counted.values())
+    if longest <= 0:
+        basis = Basis.LOAD
+    elif counted[chosen.candidate.engine] >= longest:
+        basis = Basis.PREFIX
+    else:
+        basis = Basis.LOAD_OVER_PREFIX
+    return Decision(engine=chosen.candidate.engine, basis=basis, scored=(chosen, *others))
+
+
+def _score(prompt_tokens: int, candidate: Candidate, policy: Policy) -> Scored:
+    matched = min(candidate.matched_tokens, prompt_tokens)
+    uncached = prompt_tokens - policy.trust(candidate.knowledge) * matched
+    work = uncached + candidate.queued_tokens + policy.overhead_tokens
+    return Scored(candidate=candidate, uncached_tokens=uncached, cost=work / candidate.speed)
+
+
+def _of_two(equals: Sequence[Scored], draw: Callable[[int], int]) -> Scored:
+    first = draw(len(equals))
+    second = draw(len(equals) - 1)
+    second += second >= first
+    pair = (equals[first], equals[second])
+    return min(pair, key=lambda one: one.candidate.queued_tokens / one.candidate.speed)

@@ -1,0 +1,92 @@
+"""Health checks: GET /health of every engine, again and again; says who is down and who is back.
+
+An engine is down after `HealthConfig.failures` failed checks in a row, and at once when it refuses a connection: then
+its process is gone, and with it its cache.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import aiohttp
+
+from .config import HealthConfig
+from .fleet import EngineState, Fleet
+
+__all__ = ["HealthChecker"]
+
+_log = logging.getLogger(__name__)
+
+
+class HealthChecker:
+    """Checks a fleet's engines. ``came_back`` is called for an engine whose process was gone and is there again."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        client: aiohttp.ClientSession,
+        config: HealthConfig,
+        *,
+        came_back: Callable[[EngineState], None],
+    ) -> None:
+        self._fleet = fleet
+        self._client = client
+        self._config = config
+        self._came_back = came_back
+        self._gone: set[str] = set()
+        self._suspects: dict[str, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Check for ever."""
+        while True:
+            await self.check_all()
+            await asyncio.sleep(self._config.interval_s)
+
+    async def check_all(self) -> None:
+        """Check every engine once, all at the same time."""
+        await asyncio.gather(*(self._check(engine) for engine in list(self._fleet.engines.values())))
+
+    async def _check(self, engine: EngineState) -> None:
+        try:
+            timeout = aiohttp.ClientTimeout(total=self._config.timeout_s)
+            async with self._client.get(f"{engine.config.url}/health", timeout=timeout) as response:
+                status = response.status
+        except aiohttp.ClientConnectorError as error:
+            self.gone(engine, f"health check: {error}")
+        except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
+            self._failed(engine, f"health check: {type(error).__name__}")
+        else:
+            if status == 200:
+                self._well(engine)
+            else:
+                self._failed(engine, f"health check: status {status}")
+
+    def suspect(self, engine: EngineState) -> None:
+        """Check an engine now, since a request to it failed: the check, not the request, says whether it is down."""
+        if engine.name not in self._suspects:
+            self._suspects[engine.name] = task = asyncio.ensure_future(self._check(engine))
+            task.add_done_callback(lambda _: self._suspects.pop(engine.name, None))
+
+    def _failed(self, engine: EngineState, reason: str) -> None:
+        engine.failures += 1
+        engine.last_failure = reason
+        if engine.up and engine.failures >= self._config.failures:
+            engine.up = False
+            _log.warning("engine %s is down: %s", engine.name, reason)
+
+    def gone(self, engine: EngineState, reason: str) -> None:
+        """Take an engine that refuses connections for down at once."""
+        engine.failures = max(engine.failures, self._config.failures - 1)
+        self._gone.add(engine.name)
+        self._failed(engine, reason)
+
+    def _well(self, engine: EngineState) -> None:
+        engine.failures = 0
+        if engine.name in self._gone:
+            self._gone.discard(engine.name)
+            self._came_back(engine)
+        if not engine.up:
+            engine.up = True
+            _log.warning("engine %s is up", engine.name)

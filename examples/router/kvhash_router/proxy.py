@@ -1,0 +1,434 @@
+"""Passes OpenAI requests on to the engine that the router chooses, and its answer back, streamed or whole.
+
+* An attempt that fails before the first byte of an answer is made again at the next best engine.
+* A client that hangs up cancels the request at its engine.
+* An engine that dies within a stream gives an error event in the form that OpenAI's clients raise; the events passed
+  on until then are whole.
+* An answer that is not streamed is passed on when it is whole, so an engine that dies before is retried too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+from starlette.types import Message, Receive, Scope, Send
+from yarl import URL
+
+from .decision import Decision, Scored
+from .decision_log import DecisionLog, prompt_json
+from .fleet import Ticket
+from .health import HealthChecker
+from .metrics import RouterMetrics
+from .router import Router, Survey
+from .sse import EventCutter, error_event, is_done, usage_in
+
+__all__ = ["Proxy"]
+
+#: Hop-by-hop fields, and those that are written anew.
+_DROPPED = frozenset(
+    (
+        "accept-encoding",
+        "connection",
+        "content-length",
+        "host",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+    )
+)
+#: What vLLM reads to choose a data parallel rank.
+_RANK = "x-data-parallel-rank"
+#: The engine cannot take the request now; another may.
+_UNAVAILABLE = frozenset((502, 503, 504))
+
+
+#: What an engine's connection raises.
+_FAILURES = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
+
+
+class _TryAgainError(Exception):
+    """The attempt failed before the first byte."""
+
+
+class _ClientGoneError(Exception):
+    """The client hung up while it was sending."""
+
+
+class _RefusedError(Exception):
+    """The router itself refuses the request."""
+
+    def __init__(self, status: int, message: str, kind: str) -> None:
+        super().__init__(message)
+        self.status, self.kind = status, kind
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """One request on its way: what came, what goes back, and what is said of it in the log."""
+
+    request_id: str
+    method: str
+    path: str
+    query: bytes
+    headers: list[tuple[str, str]]
+    body: bytes
+    send: Send
+    began: float = field(default_factory=time.monotonic)
+    began_at: float = field(default_factory=time.time)
+    survey: Survey | None = None
+    decision: Decision | None = None
+    attempts: list[dict[str, str]] = field(default_factory=list)
+    started: bool = False
+    first_byte_s: float | None = None
+    status: int | None = None
+    usage: dict[str, Any] | None = None
+    outcome: str = "error"
+    fault: str | None = None
+
+    async def start(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
+        """Send the status and headers."""
+        self.started = True
+        self.status = status
+        self.first_byte_s = time.monotonic() - self.began
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+        raw.append((b"x-request-id", self.request_id.encode("latin-1", "replace")))
+        await self.send({"type": "http.response.start", "status": status, "headers": raw})
+
+    async def write(self, data: bytes, *, more: bool) -> None:
+        """Send a piece of the body."""
+        await self.send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def refuse(self, status: int, message: str, kind: str) -> None:
+        """Send an error as OpenAI's API gives it."""
+        body = json.dumps(
+            {"error": {"message": message, "type": kind, "param": None, "code": status}}
+        ).encode()
+        await self.start(status, [("content-type", "application/json"), ("content-length", str(len(body)))])
+        await self.write(body, more=False)
+
+
+class Proxy:
+    """The ASGI endpoint of everything that goes to an engine."""
+
+    def __init__(
+        self,
+        router: Router,
+        client: aiohttp.ClientSession,
+        metrics: RouterMetrics,
+        health: HealthChecker,
+        log: DecisionLog | None,
+    ) -> None:
+        self._router = router
+        self._client = client
+        self._metrics = metrics
+        self._health = health
+        self._log = log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; return early when its client has gone."""
+        headers = [(k.decode("latin-1"), v.decode("latin-1")) for k, v in scope["headers"]]
+        given = next((value for name, value in headers if name == "x-request-id"), None)
+        exchange = _Exchange(
+            given or f"kvhash-{uuid.uuid4().hex}",
+            scope["method"],
+            scope.get("raw_path", scope["path"].encode()).decode("latin-1").partition("?")[0],
+            scope.get("query_string", b""),
+            headers,
+            b"",
+            send,
+        )
+        try:
+            exchange.body = await _read_body(receive, self._router.config.proxy.max_body_bytes)
+        except _ClientGoneError:
+            return
+        except _RefusedError as refusal:
+            await exchange.refuse(refusal.status, str(refusal), refusal.kind)
+            return
+        job = asyncio.ensure_future(self._serve(exchange))
+        watch = asyncio.ensure_future(_until_gone(receive))
+        try:
+            await asyncio.wait((job, watch), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            watch.cancel()
+            if not job.done():
+                job.cancel()
+            await asyncio.gather(job, watch, return_exceptions=True)
+        if not job.cancelled():
+            job.result()
+
+    async def _serve(self, exchange: _Exchange) -> None:
+        try:
+            survey = exchange.survey = await self._survey(exchange)
+            await self._route(exchange, survey)
+        except _RefusedError as refusal:
+            exchange.outcome, exchange.fault = "refused", str(refusal)
+            await exchange.refuse(refusal.status, str(refusal), refusal.kind)
+        except asyncio.CancelledError:
+            exchange.outcome = "client-gone"
+            raise
+        finally:
+            self._account(exchange)
+
+    async def _survey(self, exchange: _Exchange) -> Survey:
+        try:
+            body = json.loads(exchange.body)
+        except (ValueError, RecursionError) as error:
+            raise _RefusedError(400, f"the body is not JSON: {error}", "BadRequestError") from None
+        if not isinstance(body, dict):
+            raise _RefusedError(400, "expected a JSON object", "BadRequestError")
+        name = body.get("model")
+        served = self._router.config.model_of(name if isinstance(name, str) else None)
+        if served is None:
+            raise _RefusedError(404, f"the model {name!r} does not exist", "NotFoundError")
+        survey = await self._router.survey(*served, body, len(exchange.body))
+        self._metrics.deciding.observe(survey.seconds)
+        if survey.plan.unhashed is not None:
+            self._metrics.unhashed.labels(survey.plan.unhashed.partition(":")[0]).inc()
+        return survey
+
+    async def _route(self, exchange: _Exchange, survey: Survey) -> None:
+        while len(exchange.attempts) <= self._router.config.proxy.retries:
+            tried = [attempt["engine"] for attempt in exchange.attempts]
+            decision = self._router.choose(survey, excluded=tried)
+            if decision is None:
+                break
+            exchange.decision = decision
+            self._metrics.decisions.labels(decision.basis.value).inc()
+            ticket = self._router.begin(survey, decision)
+            try:
+                await self._attempt(exchange, ticket)
+                return
+            except _TryAgainError as fault:
+                exchange.attempts.append({"engine": decision.engine, "fault": str(fault)})
+                self._metrics.retries.labels(decision.engine).inc()
+            finally:
+                ticket.close()
+        exchange.outcome = "no-engine"
+        if exchange.attempts:
+            tried_text = "; ".join(f"{one['engine']}: {one['fault']}" for one in exchange.attempts)
+            await exchange.refuse(502, f"no engine could answer ({tried_text})", "engine_error")
+        else:
+            await exchange.refuse(503, f"there is no engine of {survey.plan.model!r}", "engine_error")
+
+    async def _attempt(self, exchange: _Exchange, ticket: Ticket) -> None:
+        """Pass the request to the ticket's engine; raises _TryAgainError when it fails before the first byte."""
+        engine = ticket.engine
+        query = f"?{exchange.query.decode('latin-1')}" if exchange.query else ""
+        headers = [pair for pair in exchange.headers if pair[0] not in _DROPPED and pair[0] != "x-request-id"]
+        headers += [("x-request-id", exchange.request_id), ("accept-encoding", "identity")]
+        rank = exchange.survey.ranks.get(engine.name) if exchange.survey else None
+        if rank is not None and engine.config.ranks > 1 and not any(name == _RANK for name, _ in headers):
+            headers.append((_RANK, str(rank)))
+        try:
+            async with self._client.request(
+                exchange.method,
+                URL(f"{engine.config.url}{exchange.path}{query}", encoded=True),
+                data=exchange.body,
+                headers=headers,
+                allow_redirects=False,
+            ) as response:
+                if response.status in _UNAVAILABLE:
+                    raise _TryAgainError(f"status {response.status}")
+                if response.headers.get("content-type", "").startswith("text/event-stream"):
+                    await self._pass_stream(exchange, ticket, response)
+                else:
+                    await self._pass_whole(exchange, ticket, response)
+        except _FAILURES as error:
+            if exchange.started:
+                raise  # the client's side failed, not the engine's
+            if isinstance(error, aiohttp.ClientConnectorError):
+                self._health.gone(engine, f"request: {error}")
+            else:
+                self._health.suspect(engine)
+            raise _TryAgainError(_text(error)) from error
+
+    async def _pass_whole(
+        self, exchange: _Exchange, ticket: Ticket, response: aiohttp.ClientResponse
+    ) -> None:
+        body = await response.read()
+        if response.status < 400:
+            exchange.outcome = "ok"
+            try:
+                answer = json.loads(body)
+            except ValueError:
+                answer = None
+            usage = answer.get("usage") if isinstance(answer, dict) else None
+            if isinstance(usage, dict):
+                exchange.usage = usage
+                self._measure(exchange, ticket, streamed=False)
+        else:
+            exchange.outcome = "engine-refused"
+        ticket.close()
+        await exchange.start(
+            response.status,
+            [*_response_headers(response), ("x-kvhash-engine", ticket.engine.name), _length(body)],
+        )
+        await exchange.write(body, more=False)
+
+    async def _pass_stream(
+        self, exchange: _Exchange, ticket: Ticket, response: aiohttp.ClientResponse
+    ) -> None:
+        cutter = EventCutter()
+        done = False
+        fault: str | None = None
+        try:
+            async for piece in response.content.iter_any():
+                events = cutter.feed(piece)
+                if not events:
+                    continue
+                ticket.first()
+                if not exchange.started:
+                    await exchange.start(
+                        response.status,
+                        [*_response_headers(response), ("x-kvhash-engine", ticket.engine.name)],
+                    )
+                ticket.progress(events.count(b"data:"))
+                done = done or is_done(events)
+                exchange.usage = usage_in(events) or exchange.usage
+                await exchange.write(events, more=True)
+        except _FAILURES as error:
+            if not exchange.started:
+                raise
+            fault = _text(error)
+            self._health.suspect(ticket.engine)
+        else:
+            if not done:
+                fault = "the stream ended without its end mark"
+                if not exchange.started:
+                    raise _TryAgainError(fault)
+        if fault is None:
+            exchange.outcome = "ok"
+            self._measure(exchange, ticket, streamed=True)
+        else:
+            exchange.outcome, exchange.fault = "engine-died", fault
+            message = (
+                f"the engine {ticket.engine.name} failed within the answer, which is incomplete: {fault}"
+            )
+            await exchange.write(error_event(message), more=True)
+        ticket.close()
+        await exchange.write(b"", more=False)
+
+    def _measure(self, exchange: _Exchange, ticket: Ticket, *, streamed: bool) -> None:
+        usage = exchange.usage or {}
+        uncached = ticket.uncached_tokens
+        cached, prompt = _cached_tokens(usage), usage.get("prompt_tokens")
+        if cached is not None and isinstance(prompt, int):
+            uncached = float(prompt - cached)
+        output = usage.get("completion_tokens")
+        if not isinstance(output, int):
+            output = ticket.generated
+        ticket.finished(uncached_tokens=uncached, output_tokens=output, streamed=streamed)
+
+    # --- what is said of it ---------------------------------------------------------------------------------------
+
+    def _account(self, exchange: _Exchange) -> None:
+        decision, survey = exchange.decision, exchange.survey
+        engine = "" if decision is None else decision.engine
+        self._metrics.requests.labels(engine, exchange.outcome).inc()
+        if decision is None or survey is None:
+            return
+        if exchange.first_byte_s is not None and exchange.outcome == "ok":
+            self._metrics.first_byte.labels(engine).observe(exchange.first_byte_s)
+        self._metrics.prompt_tokens.labels(engine).inc(survey.plan.prompt_tokens)
+        self._metrics.predicted_tokens.labels(engine).inc(decision.chosen.candidate.matched_tokens)
+        cached = _cached_tokens(exchange.usage or {})
+        if cached:
+            self._metrics.cached_tokens.labels(engine).inc(cached)
+        if self._log is not None and not self._log.write(self._record(exchange, survey, decision, cached)):
+            self._metrics.log_dropped.inc()
+
+    def _record(
+        self, exchange: _Exchange, survey: Survey, decision: Decision, cached: int | None
+    ) -> dict[str, Any]:
+        assert self._log is not None
+        plan = survey.plan
+        return {
+            "v": 1,
+            "id": exchange.request_id,
+            "time": round(exchange.began_at, 3),
+            "path": exchange.path,
+            "model": plan.model,
+            "adapter": plan.adapter,
+            "engine": decision.engine,
+            "basis": decision.basis.value,
+            "prompt_tokens": plan.prompt_tokens,
+            "matched_tokens": decision.chosen.candidate.matched_tokens,
+            "cached_tokens": cached,
+            "unhashed": plan.unhashed,
+            "outcome": exchange.outcome,
+            "fault": exchange.fault,
+            "status": exchange.status,
+            "first_byte_s": None if exchange.first_byte_s is None else round(exchange.first_byte_s, 4),
+            "total_s": round(time.monotonic() - exchange.began, 4),
+            "attempts": exchange.attempts,
+            "candidates": [_candidate_json(one, survey) for one in decision.scored],
+            "prompts": [prompt_json(one, with_tokens=self._log.with_tokens) for one in plan.prompts],
+        }
+
+
+def _candidate_json(scored: Scored, survey: Survey) -> dict[str, Any]:
+    candidate = scored.candidate
+    known = survey.known.get(candidate.engine)
+    return {
+        "engine": candidate.engine,
+        "matched_tokens": candidate.matched_tokens,
+        "knowledge": candidate.knowledge.value,
+        "reason": None if known is None else known.reason,
+        "uncached_tokens": round(scored.uncached_tokens, 1),
+        "queued_tokens": round(candidate.queued_tokens, 1),
+        "tokens_per_second": round(candidate.speed, 1),
+        "cost_s": round(scored.cost, 6),
+    }
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def _cached_tokens(usage: dict[str, Any]) -> int | None:
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else None
+    return cached if isinstance(cached, int) else None
+
+
+def _response_headers(response: aiohttp.ClientResponse) -> list[tuple[str, str]]:
+    dropped = {*_DROPPED, "date", "server", "x-request-id"}
+    return [(name, value) for name, value in response.headers.items() if name.lower() not in dropped]
+
+
+def _length(body: bytes) -> tuple[str, str]:
+    return ("content-length", str(len(body)))
+
+
+async def _read_body(receive: Receive, limit: int) -> bytes:
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message: Message = await receive()
+        if message["type"] == "http.disconnect":
+            raise _ClientGoneError
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > limit:
+            raise _RefusedError(
+                413, f"the body has more than the {limit} bytes that are read", "BadRequestError"
+            )
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

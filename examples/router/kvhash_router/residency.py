@@ -1,0 +1,191 @@
+"""What the router needs of a residency index, and a guard around it that takes a store's failures for ignorance.
+
+The index is `kvhash.index`'s: in this process, or in a store that several routers share. Whatever the store does, a
+lookup answers: with what is known, or that nothing is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kvhash import KvHashError
+from kvhash.block_hash import ChainValue
+from kvhash.events.records import Record
+from kvhash.index import EngineSettings, PrefixMatch
+from kvhash.index import Knowledge as IndexKnowledge
+
+from .decision import Knowledge
+
+__all__ = ["Known", "OutOfStepError", "Residency", "ResidencyIndex", "StoreUnavailableError"]
+
+_log = logging.getLogger(__name__)
+
+
+class ResidencyIndex(Protocol):
+    """The part of `kvhash.index.ResidencyIndex` that is used here."""
+
+    def configure(self, engine: str, settings: EngineSettings) -> None:
+        """Tell what events do not say of an engine."""
+        ...
+
+    def apply_record(self, engine: str, record: Any) -> Any:
+        """Take in a record of a subscriber: a batch, or what it noticed between batches."""
+        ...
+
+    def longest_prefix(
+        self,
+        hashes: Sequence[ChainValue],
+        engines: Collection[str] | None = None,
+        *,
+        num_tokens: int | None = None,
+    ) -> Mapping[str, PrefixMatch]:
+        """Return by engine how much of the chain it holds."""
+        ...
+
+    def knowledge(self, engine: str) -> IndexKnowledge:
+        """Return the state of knowledge of an engine."""
+        ...
+
+    def remove(self, engine: str) -> Any:
+        """Forget an engine."""
+        ...
+
+    def stats(self) -> Any:
+        """Return counts."""
+        ...
+
+
+class StoreUnavailableError(KvHashError):
+    """The store behind the index does not answer."""
+
+    code = "store-unavailable"
+
+
+class OutOfStepError(KvHashError):
+    """The store lacks batches before this one: the engine has to be read from the start once more."""
+
+    code = "out-of-step"
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of an engine's cache, since when (seconds since the epoch, None: always) and why not exactly."""
+
+    knowledge: Knowledge
+    reason: str | None = None
+    since: float | None = None
+
+
+class Residency:
+    """An index that may be called from any thread and whose store may fail.
+
+    ``store_errors``: the exceptions that mean the store does not answer. After one, lookups give nothing for
+    ``backoff_s`` without asking it, so that a store that hangs does not hold up requests. ``shared``: other routers
+    use the index too; it may be called by several threads at once, and what is in it is not dropped when this router
+    begins or ends to follow an engine.
+    """
+
+    def __init__(
+        self,
+        index: ResidencyIndex,
+        *,
+        store_errors: tuple[type[Exception], ...] = (),
+        backoff_s: float = 0.5,
+        shared: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._index = index
+        self._store_errors = store_errors
+        self._backoff_s = backoff_s
+        self._clock = clock
+        self.shared = shared
+        self._lock: contextlib.AbstractContextManager[Any] = (
+            contextlib.nullcontext() if shared else threading.Lock()
+        )
+        self._down_since: float | None = None
+        self._asked_at = 0.0
+        #: How often the store did not answer.
+        self.store_failures = 0
+
+    @property
+    def store_down_since(self) -> float | None:
+        """When the store stopped answering, in seconds since the epoch; None while it answers."""
+        return self._down_since
+
+    def _call(self, function: Callable[[], Any]) -> Any:
+        try:
+            with self._lock:
+                result = function()
+        except self._store_errors as error:
+            self.store_failures += 1
+            self._asked_at = self._clock()
+            if self._down_since is None:
+                self._down_since = time.time()
+                _log.warning("the shared index does not answer, load alone decides: %s", error)
+            raise StoreUnavailableError(f"the shared index does not answer: {error}") from error
+        if self._down_since is not None:
+            _log.warning("the shared index answers again")
+            self._down_since = None
+        return result
+
+    def configure(self, engine: str, settings: EngineSettings) -> None:
+        """Tell what events do not say of an engine; raises StoreUnavailableError."""
+        self._call(lambda: self._index.configure(engine, settings))
+
+    def apply_record(self, engine: str, record: Record) -> None:
+        """Take in a subscriber's record; raises StoreUnavailableError."""
+        self._call(lambda: self._index.apply_record(engine, record))
+
+    def touch(self, engine: str) -> None:
+        """Say that an engine is still followed, where that matters; raises StoreUnavailableError."""
+        if self.shared:
+            self._call(lambda: self._index.touch(engine))  # type: ignore[attr-defined]
+
+    def remove(self, engine: str) -> None:
+        """Forget an engine; raises StoreUnavailableError."""
+        self._call(lambda: self._index.remove(engine))
+
+    def matches(
+        self, hashes: Sequence[ChainValue], num_tokens: int, engines: Collection[str]
+    ) -> Mapping[str, PrefixMatch]:
+        """Return by engine what it holds of a prompt of `num_tokens`; nothing while the store does not answer."""
+        if not hashes or not engines or self._resting():
+            return {}
+        try:
+            matches: Mapping[str, PrefixMatch] = self._call(
+                lambda: self._index.longest_prefix(hashes, engines, num_tokens=num_tokens)
+            )
+        except StoreUnavailableError:
+            return {}
+        return matches
+
+    def knowledge(self, engine: str) -> Known:
+        """Return what the index says of an engine; UNKNOWN while the store does not answer."""
+        if not self._resting():
+            try:
+                return _known(self._call(lambda: self._index.knowledge(engine)))
+            except StoreUnavailableError:
+                pass
+        return Known(Knowledge.UNKNOWN, "store-unavailable", self._down_since)
+
+    def stats(self) -> Any:
+        """Return the index's statistics, or None while the store does not answer."""
+        if self._resting():
+            return None
+        try:
+            return self._call(self._index.stats)
+        except StoreUnavailableError:
+            return None
+
+    def _resting(self) -> bool:
+        return self._down_since is not None and self._clock() < self._asked_at + self._backoff_s
+
+
+def _known(value: IndexKnowledge) -> Known:
+    return Known(Knowledge(value.state.value), ", ".join(value.reasons) or None, value.since)

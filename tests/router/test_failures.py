@@ -1,0 +1,326 @@
+"""What fails stays small: engines that refuse, die or come back, clients that hang up, a store that stops."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import threading
+import time
+from typing import Any
+
+import httpx
+import pytest
+from kvhash_router.config import HealthConfig, ProxyConfig
+
+from kvhash.index import ResidencyIndex
+
+from .running import (
+    DEADLINE_S,
+    chunk,
+    engines,
+    event,
+    router,
+    stream_head,
+    stubs,
+    wait_for,
+    whole,
+)
+
+PROMPT = list(range(200))
+OK = b'{"choices":[{"index":0,"text":"ok"}],"usage":{"prompt_tokens":3,"completion_tokens":1}}'
+
+
+async def answers(writer: asyncio.StreamWriter, _: dict[str, Any]) -> None:
+    """Answer."""
+    whole(writer, 200, OK)
+
+
+async def unavailable(writer: asyncio.StreamWriter, _: dict[str, Any]) -> None:
+    """Say that another engine should be asked."""
+    whole(writer, 503, b'{"error":{"message":"overloaded"}}')
+
+
+async def dies_before_a_byte(writer: asyncio.StreamWriter, _: dict[str, Any]) -> None:
+    """Accept the request and die."""
+    writer.transport.abort()
+
+
+async def dies_after_the_head(writer: asyncio.StreamWriter, _: dict[str, Any]) -> None:
+    """Promise a stream and die."""
+    stream_head(writer)
+    await writer.drain()
+    writer.transport.abort()
+
+
+async def dies_within_an_event(writer: asyncio.StreamWriter, _: dict[str, Any]) -> None:
+    """Send an event and a half and die."""
+    stream_head(writer)
+    chunk(writer, event("one") + b'data: {"choices": [{"ind')
+    await writer.drain()
+    writer.transport.abort()
+
+
+async def ends_without_done(writer: asyncio.StreamWriter, _: dict[str, Any]) -> None:
+    """End a stream properly, but without its end mark, as an engine does that is shut down."""
+    stream_head(writer)
+    chunk(writer, event("one"))
+    chunk(writer, b"")
+
+
+async def hangs(writer: asyncio.StreamWriter, _: dict[str, Any]) -> None:
+    """Send one event, then nothing."""
+    stream_head(writer)
+    chunk(writer, event("one"))
+    await writer.drain()
+    await asyncio.sleep(600)
+
+
+@pytest.mark.parametrize("first", [unavailable, dies_before_a_byte, dies_after_the_head])
+@pytest.mark.parametrize("stream", [False, True])
+def test_failure_before_the_first_byte_is_retried(first: Any, stream: bool) -> None:
+    """Whatever an engine does before its answer begins, the next one answers and the client does not notice."""
+    with stubs(first, answers) as served:
+        turns = {"strategy": "round-robin"}
+        with router(served, policy=policy(**turns)) as running:
+            for _ in range(4):
+                answer = running.complete(PROMPT, stream=stream)
+                assert answer.status_code == 200
+                assert answer.headers["x-kvhash-engine"] == "s1"
+        assert len(served[0].requests) >= 1
+        assert served[0].requests[0] == served[1].requests[0]
+
+
+def policy(**fields: Any) -> Any:
+    """Return a policy."""
+    from kvhash_router.decision import Policy
+
+    return Policy(**fields)
+
+
+def test_engine_that_is_not_there_is_retried_and_taken_out() -> None:
+    """A refused connection is retried at once, and the engine gets no more requests until it is back."""
+    with engines(2) as started:
+        started[0].kill()
+        with router(started, policy=policy(strategy="round-robin")) as running:
+            for _ in range(6):
+                assert running.complete(PROMPT).headers["x-kvhash-engine"] == "e1"
+            assert running.state("e0")["up"] is False
+            assert running.metric("kvhash_router_retries_total") <= 1
+
+
+def test_when_every_engine_fails_the_client_is_told_why() -> None:
+    """No engine, no answer: an error in the API's form that names every attempt, and no more than allowed."""
+    with stubs(unavailable, dies_before_a_byte, unavailable, unavailable) as served:
+        with router(served, proxy=ProxyConfig(retries=2)) as running:
+            answer = running.complete(PROMPT)
+            assert answer.status_code == 502
+            error = answer.json()["error"]
+            assert error["type"] == "engine_error"
+            tried = [name for name in ("s0", "s1", "s2", "s3") if f"{name}: " in error["message"]]
+            assert len(tried) == 3
+        assert sum(len(one.requests) for one in served) == 3
+
+
+def test_an_engines_own_error_is_passed_on_and_not_retried() -> None:
+    """Status 500 may be the request's own doing: it is not carried from engine to engine."""
+
+    async def broken(writer: asyncio.StreamWriter, _: dict[str, Any]) -> None:
+        whole(writer, 500, b'{"error":{"message":"my own"}}')
+
+    with stubs(broken, broken) as served, router(served) as running:
+        answer = running.complete(PROMPT)
+        assert (answer.status_code, answer.json()["error"]["message"]) == (500, "my own")
+        assert sum(len(one.requests) for one in served) == 1
+
+
+@pytest.mark.parametrize("behaviour", [dies_within_an_event, ends_without_done])
+def test_stream_that_breaks_off_ends_with_an_error_event(behaviour: Any) -> None:
+    """After the first byte nothing is retried: whole events, an error that OpenAI's clients raise, no end mark."""
+    with stubs(behaviour) as served, router(served) as running:
+        answer = running.complete(PROMPT, stream=True)
+        assert answer.status_code == 200
+        events = [one for one in answer.text.split("\n\n") if one]
+        assert [one[:6] for one in events] == ["data: "] * 2
+        values = [json.loads(one[6:]) for one in events]
+        assert values[0]["choices"][0]["text"] == "one"
+        assert values[1]["error"]["type"] == "engine_error"
+        assert values[1]["error"]["code"] == 502
+        assert "incomplete" in values[1]["error"]["message"]
+        assert running.metric('kvhash_router_requests_total{engine="s0",outcome="engine-died"}') == 1
+        assert running.state("s0")["in_flight"] == 0
+
+
+class Streaming(threading.Thread):
+    """A client that reads one stream, noting when events came."""
+
+    def __init__(self, url: str, prompt: list[int], max_tokens: int) -> None:
+        super().__init__(daemon=True)
+        self._url, self._body = url, {"prompt": prompt, "max_tokens": max_tokens, "stream": True}
+        self.lines: list[str] = []
+        self.engine = ""
+        self.start()
+
+    def run(self) -> None:
+        """Read to the end."""
+        with (
+            httpx.Client(timeout=DEADLINE_S, trust_env=False) as client,
+            client.stream("POST", f"{self._url}/v1/completions", json=self._body) as answer,
+        ):
+            self.engine = answer.headers["x-kvhash-engine"]
+            self.lines.extend(line for line in answer.iter_lines() if line)
+
+
+def test_engine_that_dies_within_streams_fails_only_those() -> None:
+    """When an engine is killed its streams end with the error; those of others go on, and new requests go there."""
+    with (
+        engines(2, "--step-ms", "15") as started,
+        router(started, health=HealthConfig(interval_s=0.2)) as running,
+    ):
+        streams = [Streaming(running.url, [i, *range(100)], 150) for i in range(8)]
+        wait_for(lambda: all(len(one.lines) > 3 for one in streams), "all streams to run")
+        assert {one.engine for one in streams} == {"e0", "e1"}
+        started[0].kill()
+        for one in streams:
+            one.join(DEADLINE_S)
+        for one in streams:
+            if one.engine == "e0":
+                assert json.loads(one.lines[-1][6:])["error"]["type"] == "engine_error"
+            else:
+                assert one.lines[-1] == "data: [DONE]"
+                assert len(one.lines) == 152
+        wait_for(lambda: not running.state("e0")["up"], "the engine to be taken out")
+        assert all(running.complete([i, *PROMPT]).headers["x-kvhash-engine"] == "e1" for i in range(4))
+
+
+def test_engine_that_comes_back_is_learned_anew() -> None:
+    """A restarted engine is routed to again, and what its former life held is not claimed of it."""
+    with engines(1) as started, router(started, health=HealthConfig(interval_s=0.1)) as running:
+        running.complete(PROMPT)
+        wait_for(lambda: running.where(PROMPT)["matched_tokens"] == {"e0": 192}, "the blocks")
+        started[0].kill()
+        wait_for(lambda: not running.state("e0")["up"], "the engine to be taken out")
+        started[0].restart()
+        wait_for(lambda: running.state("e0")["up"], "the engine to be back")
+        wait_for(lambda: running.where(PROMPT)["matched_tokens"] == {"e0": 0}, "its cache to be forgotten")
+        running.complete(PROMPT)
+        wait_for(lambda: running.where(PROMPT)["matched_tokens"] == {"e0": 192}, "the blocks, again")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_client_that_hangs_up_cancels_its_request(stream: bool) -> None:
+    """A client that goes away ends its request at the engine, streamed or not, and its load is gone."""
+    with engines(1, "--step-ms", "10") as started, router(started) as running:
+        engine = started[0]
+        body = {"prompt": PROMPT, "max_tokens": 4000, "stream": stream}
+        client = httpx.Client(base_url=running.url, timeout=httpx.Timeout(5, read=0.4), trust_env=False)
+        if stream:
+            with client.stream("POST", "/v1/completions", json=body) as answer:
+                next(answer.iter_lines())
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                client.post("/v1/completions", json=body)
+        client.close()
+        wait_for(lambda: engine.counts()["aborted"] == 1, "the abort", seconds=10)
+        wait_for(lambda: running.state("e0")["in_flight"] == 0, "the router's end of it")
+        assert running.state("e0")["queued_tokens"] == 0
+        assert running.metric('kvhash_router_requests_total{engine="e0",outcome="client-gone"}') == 1
+
+
+def test_two_hundred_streams_at_once() -> None:
+    """200 streams run at the same time, every one whole and in order, none starved; and the router still answers."""
+    count, tokens = 200, 30
+    with engines(4, "--step-ms", "20") as started, router(started) as running:
+        results: list[tuple[str, list[float], list[str]]] = []
+        checks: list[float] = []
+
+        async def one(client: httpx.AsyncClient, number: int) -> None:
+            body = {"prompt": [number, *range(100)], "max_tokens": tokens, "stream": True}
+            times, lines = [], []
+            async with client.stream("POST", "/v1/completions", json=body) as answer:
+                async for line in answer.aiter_lines():
+                    if line:
+                        times.append(time.monotonic())
+                        lines.append(line)
+            results.append((answer.headers["x-kvhash-engine"], times, lines))
+
+        async def check(client: httpx.AsyncClient) -> None:
+            while len(results) < count:
+                began = time.monotonic()
+                assert (await client.get("/health")).status_code == 200
+                checks.append(time.monotonic() - began)
+                await asyncio.sleep(0.05)
+
+        async def run() -> None:
+            limits = httpx.Limits(max_connections=None)
+            async with httpx.AsyncClient(
+                base_url=running.url, timeout=DEADLINE_S, limits=limits, trust_env=False
+            ) as client:
+                await asyncio.gather(check(client), *(one(client, i) for i in range(count)))
+
+        asyncio.run(run())
+        assert len(results) == count
+        for _, times, lines in results:
+            assert lines[-1] == "data: [DONE]"
+            assert len(lines) == tokens + 2
+            assert max(b - a for a, b in itertools.pairwise(times)) < 5
+        by_engine = [sum(engine == name for engine, _, _ in results) for name in ("e0", "e1", "e2", "e3")]
+        assert min(by_engine) >= count / 8  # load is shared
+        assert max(checks) < 5
+        assert running.metric("kvhash_router_in_flight_requests") == 0
+
+
+class FailingIndex(ResidencyIndex):
+    """An index whose store can stop: ``fails`` is then raised by all that the router calls."""
+
+    fails: Exception | None = None
+
+    def _check(self) -> None:
+        if self.fails is not None:
+            raise self.fails
+
+    def apply_record(self, engine: str, record: Any) -> None:
+        """Fail, or take a record in."""
+        self._check()
+        super().apply_record(engine, record)
+
+    def longest_prefix(self, *arguments: Any, **options: Any) -> Any:
+        """Fail, or answer."""
+        self._check()
+        return super().longest_prefix(*arguments, **options)
+
+    def knowledge(self, *arguments: Any) -> Any:
+        """Fail, or answer."""
+        self._check()
+        return super().knowledge(*arguments)
+
+    def remove(self, engine: str) -> bool:
+        """Fail, or forget."""
+        self._check()
+        return super().remove(engine)
+
+
+def test_store_that_stops_costs_hits_and_no_request() -> None:
+    """While the index's store does not answer, load decides; when it does, every engine is learned again."""
+    index = FailingIndex()
+    with engines(2) as started, router(started, index=index, store_errors=(ConnectionError,)) as running:
+        engine = running.complete(PROMPT).headers["x-kvhash-engine"]
+        wait_for(lambda: running.where(PROMPT)["matched_tokens"][engine] == 192, "the blocks")
+        index.fails = ConnectionError("no store")
+        wait_for(lambda: running.where(PROMPT)["basis"] == "load", "the fall back")
+        for i in range(20):
+            assert running.complete([i, *PROMPT]).status_code == 200
+        assert running.state(engine)["knowledge"] == "unknown"
+        assert running.state(engine)["reason"] == "store-unavailable"
+        assert running.metric("kvhash_router_store_up") == 0
+        for name in index.engines():
+            ResidencyIndex.remove(index, name)  # the store comes back empty
+        index.fails = None
+        wait_for(lambda: running.where(PROMPT)["matched_tokens"][engine] == 192, "the blocks, again")
+        wait_for(
+            lambda: all(
+                max(running.where([i, *PROMPT])["matched_tokens"].values()) == 192 for i in range(20)
+            ),
+            "what was stored meanwhile",
+        )
+        assert running.metric("kvhash_router_store_up") == 1
