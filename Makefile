@@ -28,11 +28,11 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	@echo "== running the test suite"
-	@$(BIN)/python -m pytest -m "not long and not interop"
+	@$(BIN)/python -m pytest -m "not long and not interop and not torch"
 
 test-long: $(STAMP)
 	@echo "== running the long tests"
-	@$(BIN)/python -m pytest -m long
+	@$(BIN)/python -m pytest -m "long and not torch"
 
 interop: $(STAMP)
 	@echo "== against vLLM's own publisher (downloads the vllm package once, into .cache)"

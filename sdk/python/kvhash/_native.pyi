@@ -95,7 +95,6 @@ def longest_prefix(
     tiers: list[str],
     make: Callable[..., Any],
 ) -> dict[str, Any]: ...
-
 def decode_batch(payload: bytes, /) -> RawBatch | None: ...
 
 @final
