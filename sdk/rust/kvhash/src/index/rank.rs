@@ -495,7 +495,7 @@ impl RankMap {
         let mut before = event.parent_block_hash.map_or(Parent::Root, |parent| Parent::Key(parent.key()));
         let span = usize::try_from(hashing.span).unwrap_or(usize::MAX);
         for (index, block) in tokens.chunks_exact(span).enumerate() {
-            parent = hashing.function.plain_block(&mut self.scratch, &parent, block);
+            parent = hashing.function.keyed_block(&mut self.scratch, &parent, block, None);
             if ((index as u64 + 1) * hashing.span).is_multiple_of(event.block_size) {
                 let key = parent.low64();
                 found.insert(key, before);
