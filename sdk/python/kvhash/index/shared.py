@@ -83,8 +83,8 @@ for i = 1, #KEYS do redis.call('PEXPIRE', KEYS[i], ARGV[4]) end
 return unknown
 """
 
-# KEYS: blocks and ends of a place. ARGV: keys of 8 bytes; whether chunks matter there. Answers a digit for each: 0 not held, 1 held, 2 and a chunk
-# ends there. (A reply of one text costs the reader far less than one of as many values.)
+# KEYS: blocks and ends of a place. ARGV: keys of 8 bytes; whether chunks matter there. Answers a digit for each: 0 not
+# held, 1 held, 2 and a chunk ends there. (A reply of one text costs the reader far less than one of as many values.)
 _READ = """
 local answer, keys, chunks = {}, ARGV[1], ARGV[2] == '1'
 for from = 1, #keys, 8000 do
