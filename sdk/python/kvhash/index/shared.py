@@ -134,7 +134,8 @@ class _Rank:
     """A rank's state as it is in the store, without its blocks.
 
     ``raw``: how it is written there. ``places``: those that have keys, numbered from 1; ``heard``: those that this
-    life has stored to, which its groups are judged by.
+    life has stored to, which its groups are judged by. ``life``: how many lives came before; ``floor``: the engine's
+    time of the last batch of the life before, where there was one.
     """
 
     def __init__(self, tiers: Mapping[str, str], settings: EngineSettings, raw: bytes = b"") -> None:
@@ -143,6 +144,7 @@ class _Rank:
         self.places: list[Place] = []
         self.heard: set[Place] = set()
         self.life = 0
+        self.floor: float | None = None
         if raw:
             value = msgspec.msgpack.decode(raw)
             self.map.ledger = Ledger.restore(value["ledger"])
@@ -150,7 +152,7 @@ class _Rank:
                 self.map.groups[number] = Group(*fields)
             self.places = [Place(*place) for *place, _ in value["places"]]
             self.heard = {Place(*place) for *place, heard in value["places"] if heard}
-            self.life = value["life"]
+            self.life, self.floor = value["life"], value["floor"]
 
     def dump(self) -> bytes:
         """Return the state as it is written."""
@@ -158,7 +160,7 @@ class _Rank:
         places = [(place.tier, place.remote, place.group, place in self.heard) for place in self.places]
         ledger = self.map.ledger.dump()
         return msgspec.msgpack.encode(
-            {"ledger": ledger, "groups": groups, "places": places, "life": self.life}
+            {"ledger": ledger, "groups": groups, "places": places, "life": self.life, "floor": self.floor}
         )
 
     def place(self, place: Place) -> int:
@@ -327,7 +329,11 @@ class SharedResidencyIndex:
             self._new_life(rank, operations)
             return rank.life
         if life < rank.life:
-            return life  # the other replicas are in a later life
+            # The other replicas are in a later life. A batch that is newer than all that they brought is of it too,
+            # whether or not this replica's subscriber noticed where it began.
+            latest = rank.floor if ledger.last_ts is None else ledger.last_ts
+            if not isinstance(record, Batch) or (latest is not None and record.batch.ts <= latest):
+                return life
         if isinstance(record, Batch):
             place = ledger.accept(record.seq, record.batch.ts, now)
             if place == "again":
@@ -351,6 +357,7 @@ class SharedResidencyIndex:
 
     def _new_life(self, rank: _Rank, operations: bytearray) -> None:
         self._drop_all(rank, operations)
+        rank.floor = rank.map.ledger.last_ts or rank.floor
         rank.map.restart()
         rank.heard.clear()
         rank.life += 1
