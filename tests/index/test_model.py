@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import hypothesis.strategies as st
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvhash.index import ROOT, UNPLACED, Place, ResidencyIndex
@@ -187,4 +187,6 @@ class IndexMachine(RuleBasedStateMachine):
 
 
 TestIndexMachine = IndexMachine.TestCase
-TestIndexMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestIndexMachine.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
