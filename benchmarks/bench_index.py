@@ -5,7 +5,8 @@ memory per block and engine (resident set, after minus before). A ratio is to th
 
 * **dict**: for each engine a dict of block hash -> copies, and a lookup that walks block by block: the least that a
   router can do, with none of the rules of docs/index.md;
-* **kvhash python**, **kvhash native**: `kvhash.index.ResidencyIndex` (native where this build has it);
+* **kvhash python**: `kvhash.index.ResidencyIndex` fed with decoded events; **kvhash native**: the same (where this build has the
+  native core) fed with payloads, which it decodes itself;
 * **Dynamo**: ``RadixTree`` of ai-dynamo-runtime, where that is installed. Its events are JSON, encoded beforehand;
 * **shared**: `SharedResidencyIndex` on a local redis-server, where there is one.
 
@@ -129,6 +130,34 @@ class OurIndex:
         return sum(match.blocks for match in self.index.longest_prefix(hashes).values())
 
 
+class OurPayloads(OurIndex):
+    """`ResidencyIndex` fed with payloads as they were published: decoding is part of what is measured."""
+
+    def __init__(self, engines: int) -> None:
+        super().__init__(engines)
+        self._waiting: dict[str, list[bytes]] = {}
+
+    @staticmethod
+    def prepare(step: Step) -> Any:
+        """Return a step as the payload that vLLM publishes, 16 tokens a block."""
+        from kvhash.events import encode_batch
+
+        return f"engine-{step[0]}", encode_batch(_batch(step, 16))
+
+    def apply(self, item: Any) -> None:
+        """Queue a payload; an engine's are applied 64 at once, as a subscriber's backlog is."""
+        waiting = self._waiting.setdefault(item[0], [])
+        waiting.append(item[1])
+        if len(waiting) == 64:
+            self.index.apply_payloads(item[0], waiting)
+            waiting.clear()
+
+    def finish(self) -> None:
+        """Apply what is left."""
+        for engine, waiting in self._waiting.items():
+            self.index.apply_payloads(engine, waiting)
+
+
 class Dynamo:
     """Dynamo's tree; a block's local hash is its block hash, so both walk the same prompts."""
 
@@ -197,20 +226,26 @@ class Shared:
         return sum(match.blocks for match in self.index.longest_prefix(hashes).values())
 
 
-def _batch(step: Step) -> Any:
+def _batch(step: Step, block_size: int = 1) -> Any:
     from kvhash.events.schema import BlockRemoved, BlockStored, EventBatch
 
     _, is_store, parent, hashes = step
     if not is_store:
         return EventBatch(1.0, (BlockRemoved(tuple(hashes), medium="GPU"),), 0)
-    return EventBatch(1.0, (BlockStored(tuple(hashes), parent, _TOKENS[: len(hashes)], 1, medium="GPU"),), 0)
+    return EventBatch(
+        1.0,
+        (BlockStored(tuple(hashes), parent, _TOKENS[: len(hashes) * block_size], block_size, medium="GPU"),),
+        0,
+    )
 
 
-_TOKENS = tuple(range(_STEP))
+_TOKENS = tuple(range(_STEP * 16))
 
 
 def _kind(name: str) -> Any:
-    return {"dict": DictIndex, "Dynamo": Dynamo, "shared": Shared}.get(name, OurIndex)
+    return {"dict": DictIndex, "kvhash native": OurPayloads, "Dynamo": Dynamo, "shared": Shared}.get(
+        name, OurIndex
+    )
 
 
 def _resident() -> int:
