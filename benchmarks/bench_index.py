@@ -5,8 +5,8 @@ memory per block and engine (resident set, after minus before). A ratio is to th
 
 * **dict**: for each engine a dict of block hash -> copies, and a lookup that walks block by block: the least that a
   router can do, with none of the rules of docs/index.md;
-* **kvhash python**: `kvhash.index.ResidencyIndex` fed with decoded events; **kvhash native**: the same (where this build has the
-  native core) fed with payloads, which it decodes itself;
+* **kvhash python**: `kvhash.index.ResidencyIndex` fed with decoded events; **kvhash native**: the same (where this
+  build has the native core) fed with payloads, which it decodes itself;
 * **Dynamo**: ``RadixTree`` of ai-dynamo-runtime, where that is installed. Its events are JSON, encoded beforehand;
 * **shared**: `SharedResidencyIndex` on a local redis-server, where there is one.
 
@@ -232,11 +232,8 @@ def _batch(step: Step, block_size: int = 1) -> Any:
     _, is_store, parent, hashes = step
     if not is_store:
         return EventBatch(1.0, (BlockRemoved(tuple(hashes), medium="GPU"),), 0)
-    return EventBatch(
-        1.0,
-        (BlockStored(tuple(hashes), parent, _TOKENS[: len(hashes) * block_size], block_size, medium="GPU"),),
-        0,
-    )
+    tokens = _TOKENS[: len(hashes) * block_size]
+    return EventBatch(1.0, (BlockStored(tuple(hashes), parent, tokens, block_size, medium="GPU"),), 0)
 
 
 _TOKENS = tuple(range(_STEP * 16))

@@ -271,4 +271,6 @@ def _narrow(event: Any) -> Any:
         return msgspec.structs.replace(event, block_hashes=hashes)
     parent = event.parent_block_hash
     parent = low64(parent) if isinstance(parent, int) else parent
-    return msgspec.structs.replace(event, block_hashes=hashes, parent_block_hash=parent)
+    # An impossible token makes its event one that cannot be hashed, as any other impossible one does.
+    tokens = tuple(-1 if isinstance(token, int) and token >= 1 << 64 else token for token in event.token_ids)
+    return msgspec.structs.replace(event, block_hashes=hashes, parent_block_hash=parent, token_ids=tokens)
