@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 
 import hypothesis.strategies as st
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvhash.index import ROOT, UNPLACED, Place, ResidencyIndex
+from kvhash.index import ROOT, UNPLACED, EngineSettings, Place, ResidencyIndex
 from kvhash.index.layer import Layer
 
 from .build import CLEARED, SIZE, batch, removed, stored
@@ -22,6 +22,8 @@ for _ in range(_DEPTH):
 PATHS = sorted(set(PATHS[1:]), key=lambda path: (len(path), path))
 ENGINES = ("a", "b")
 TIERS = ("GPU", "CPU")
+#: Said, since a block without tokens does not say it.
+SETTINGS = {engine: EngineSettings(tokens_per_hash=SIZE) for engine in ENGINES}
 
 
 def key(path: Sequence[int]) -> int:
@@ -43,7 +45,7 @@ class IndexMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         """Start empty."""
-        self.index = ResidencyIndex()
+        self.index = ResidencyIndex(settings=SETTINGS)
         self.model: dict[tuple[str, int, str], Counter[int]] = {}
         self.ends: dict[tuple[str, int, str], set[int]] = {}
 
@@ -122,7 +124,7 @@ class IndexMachine(RuleBasedStateMachine):
     @rule()
     def keep_and_restore(self) -> None:
         """Go on with an index that was restored from a snapshot."""
-        restored = ResidencyIndex()
+        restored = ResidencyIndex(settings=SETTINGS)
         restored.load(self.index.snapshot())
         assert restored.stats() == self.index.stats()
         self.index = restored
@@ -187,4 +189,6 @@ class IndexMachine(RuleBasedStateMachine):
 
 
 TestIndexMachine = IndexMachine.TestCase
-TestIndexMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestIndexMachine.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)

@@ -11,8 +11,16 @@ from hypothesis import strategies as st
 
 from kvhash import BlockHasher
 from kvhash._backend import native_module
-from kvhash.events import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch
-from kvhash.index import EngineSettings, GroupSettings
+from kvhash.events import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    EventBatch,
+    EventDecodeError,
+    UnknownEvent,
+    encode_batch,
+)
+from kvhash.index import EngineSettings, GroupSettings, ResidencyIndex
 from kvhash.index.native import NativeRankMap
 from kvhash.index.rank import RankMap
 from kvhash.index.types import DEFAULT_TIERS
@@ -156,3 +164,46 @@ def test_native_ranks_are_the_pure_ones_at_length(
 ) -> None:
     """The same, many times."""
     compare(module, batches, told)
+
+
+@pytest.mark.parametrize("told", [EngineSettings(), EngineSettings(hashing=HASHING)])
+def test_payloads_are_applied_as_their_batches_are(
+    told: EngineSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks' batches, one of them new halfway, a clear, an unknown event: the same index by either way in."""
+    hashes = [form(value, 0) for value in CHAINS[3]]
+    tokens = tuple(PROMPTS[3])
+    events: list[tuple[int | None, Any]] = [
+        (0, BlockStored((hashes[0],), None, tokens[:4], SIZE)),
+        (0, BlockStored(tuple(hashes[1:4]), hashes[0], tokens[4:16], SIZE)),
+        (1, BlockStored(tuple(hashes[:6]), None, tokens[:24], SIZE)),
+        (0, BlockRemoved((hashes[3],))),
+        (1, BlockRemoved((hashes[5],))),
+        (0, UnknownEvent("New", b"\x81\xa4type\xa3New")),
+        (None, BlockStored(tuple(hashes[:2]), None, tokens[:8], SIZE)),
+        (1, AllBlocksCleared()),
+        (1, BlockStored(tuple(hashes[:3]), None, tokens[:12], SIZE)),
+    ]
+    batches = [EventBatch(float(i), (event,), rank) for i, (rank, event) in enumerate(events)]
+    payloads = [encode_batch(batch) for batch in batches]
+    seen_by: list[Any] = []
+    for backend in ("native", "python"):
+        if backend == "native" and native_module() is None:
+            need("a build of kvhash._native")
+        monkeypatch.setenv("KVHASH_BACKEND", backend)
+        for way in ("batches", "payloads"):
+            index = ResidencyIndex(settings={"a": told}, clock=lambda: 7.0)
+            if way == "payloads":
+                index.apply_payloads("a", payloads)
+            else:
+                for batch in batches:
+                    index.apply("a", batch)
+            ranks = [(rank, index.knowledge("a", rank)) for rank in index.ranks("a")]
+            seen_by.append(
+                (index.stats(), ranks, index.holdings("a"), index.longest_prefix(hashes), len(index))
+            )
+    for other in seen_by[1:]:
+        assert other == seen_by[0]
+    assert seen_by[0][4] == 3 + 3 + 2
+    with pytest.raises(EventDecodeError):
+        index.apply_payloads("a", [payloads[0], b"\xc1", payloads[1]])

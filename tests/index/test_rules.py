@@ -138,6 +138,14 @@ def test_a_sparse_store_is_placed_by_hashing_its_tokens() -> None:
     assert one(index, hashes).blocks == 3
 
 
+@pytest.mark.parametrize("token", [-1, 1 << 64])
+def test_a_sparse_store_of_impossible_tokens_is_not_placed(token: int) -> None:
+    """Token ids that nothing can hash leave the block unplaced; they raise nothing."""
+    settings = EngineSettings(hashing={"algorithm": "sha256_cbor", "block_size": SIZE, "vllm": "0.33.0"})
+    index = fed(BlockStored((5,), None, (*TOKENS[:11], token), SIZE), settings={"a": settings})
+    assert index.stats()["sparse_unplaced"] == 1
+
+
 def test_a_sparse_store_is_not_guessed_at() -> None:
     """Without the settings it is the child of nothing; it is found by its hash where the prompt has it."""
     hashes = HASHER.chain(TOKENS[:12]).external()
@@ -634,6 +642,8 @@ def test_bad_options_are_refused() -> None:
         {"tokens_per_hash": 0},
         {"offload_chunk_blocks": -1},
         {"groups": {0: GroupSettings(block_size=0)}},
+        {"hashing": {"algorithm": "md5"}},
+        {"hashing": {"algorithms": "sha256"}},
     ):
         with pytest.raises(KvHashError):
             EngineSettings(**settings)

@@ -155,6 +155,27 @@ def test_a_loss_of_one_replica_is_none_where_another_got_the_batch(server: Redis
     assert first.knowledge("a").exact
 
 
+def test_a_replica_that_missed_a_restart_is_not_shut_out(server: RedisServer) -> None:
+    """One replica saw the engine begin anew, the other only newer batches: those count, older ones do not."""
+    first, second = shared(server), shared(server)
+    for each in (first, second):
+        each.apply_record("a", record(0, stored(H[:1]), ts=1.0))
+    first.apply_record("a", record(1, stored(H[1:2], H[0]), ts=2.0))
+    first.apply_record("a", Restart("e", 0, 1))
+    second.apply_record("a", record(1, stored(H[1:2], H[0]), ts=2.0))
+    assert second.holdings("a") == {}
+    first.apply_record("a", record(0, stored(H[4:5]), ts=5.0))
+    second.apply_record("a", record(1, stored(H[5:6], H[4]), ts=6.0))
+    assert second.longest_prefix(H[4:])["a"].blocks == 2
+    assert second.knowledge("a").exact
+    second.apply_record("a", Restart("e", 0, 1))
+    for seq, ts in ((0, 5.0), (1, 6.0)):
+        second.apply_record("a", record(seq, stored(H[4 + seq : 5 + seq], H[4] if seq else None), ts=ts))
+    first.apply_record("a", record(2, stored(H[6:7], H[5]), ts=7.0))
+    assert first.longest_prefix(H[4:])["a"].blocks == 3
+    assert first.knowledge("a").exact
+
+
 def test_long_prompts_are_read_in_windows(server: RedisServer) -> None:
     """6,250 blocks of one engine, 3 of another: each is matched to its last block, in both forms of hashes."""
     hashes = list(range(1, 6251))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
@@ -35,7 +35,15 @@ NativeRanks: TypeAlias = "list[tuple[int | None, _native.RankMap]]"
 _UNDECODABLE = msgspec.msgpack.encode({"type": "BlockStored"})
 _UNKNOWN = msgspec.msgpack.encode({"type": "?"})
 
-__all__ = ["NativeLayer", "NativeRankMap", "NativeRanks", "longest_prefix", "make_rank_map", "native_ranks"]
+__all__ = [
+    "NativeLayer",
+    "NativeRankMap",
+    "NativeRanks",
+    "apply_payloads",
+    "longest_prefix",
+    "make_rank_map",
+    "native_ranks",
+]
 
 
 def make_rank_map(tiers: Mapping[str, str], settings: EngineSettings) -> RankMap:
@@ -133,13 +141,17 @@ class NativeRankMap(RankMap):
 
     def apply(self, batch: EventBatch, now: float, payload: bytes | None = None) -> None:
         """Apply a batch's events in order, from its payload where that is at hand."""
-        for signal in self.native.apply(payload or _payload(batch)):
+        self.told(self.native.apply(payload or _payload(batch)), now)
+        self._verify(batch, now)
+
+    def told(self, signals: Iterable[str], now: float) -> None:
+        """Take in what batches said that bears on the trust in the rank, in order."""
+        for signal in signals:
             if signal == "cleared":
                 self.ledger.cleared()
             else:
                 self.ledger.fault(signal, now)
         self._take_media()
-        self._verify(batch, now)
 
     def _take_media(self) -> None:
         self.unknown_media = Counter(dict(self.native.unknown_media()))
@@ -206,6 +218,17 @@ class NativeRankMap(RankMap):
             self.native.restore(self._order.index(tier), remote, group, [tuple(block) for block in blocks])
 
 
+def apply_payloads(ranks: Mapping[int | None, RankMap], payloads: Sequence[bytes], now: float) -> int:
+    """Apply batches to an engine's ranks and return how many: up to one that cannot be read or is of another rank."""
+    done, told = native_module().apply_payloads(native_ranks(ranks), payloads)
+    for number, ts, signals in told:
+        rank = ranks[number]
+        rank.ledger.unnumbered(ts)
+        if isinstance(rank, NativeRankMap):
+            rank.told(signals, now)
+    return int(done)
+
+
 def native_ranks(ranks: Mapping[int | None, RankMap]) -> NativeRanks:
     """Return the native maps of an engine's ranks, as `longest_prefix` takes them."""
     return [(number, rank.native) for number, rank in ranks.items() if isinstance(rank, NativeRankMap)]
@@ -248,4 +271,6 @@ def _narrow(event: Any) -> Any:
         return msgspec.structs.replace(event, block_hashes=hashes)
     parent = event.parent_block_hash
     parent = low64(parent) if isinstance(parent, int) else parent
-    return msgspec.structs.replace(event, block_hashes=hashes, parent_block_hash=parent)
+    # An impossible token makes its event one that cannot be hashed, as any other impossible one does.
+    tokens = tuple(-1 if isinstance(token, int) and token >= 1 << 64 else token for token in event.token_ids)
+    return msgspec.structs.replace(event, block_hashes=hashes, parent_block_hash=parent, token_ids=tokens)

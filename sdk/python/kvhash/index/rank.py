@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvhash._checks import MAX_TOKEN
 from kvhash.block_hash import BlockHash, ChainValue, external_hash
 from kvhash.contract import ALGORITHMS
 from kvhash.events.schema import (
@@ -302,6 +303,8 @@ class RankMap:
         if event.lora_name or event.lora_id or any(event.extra_keys or ()) or event.lookahead_token_ids:
             return {}
         hasher, tokens = self._verifier.hasher, event.token_ids
+        if min(tokens) < 0 or max(tokens) > MAX_TOKEN:  # type: ignore[operator]
+            return {}
         found: dict[int, int] = {}
         before = ROOT if event.parent_block_hash is None else hash_key(event.parent_block_hash)
         for end in range(hasher.span, len(tokens) + 1, hasher.span):

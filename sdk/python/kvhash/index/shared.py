@@ -25,7 +25,7 @@ from kvhash._errors import MissingDependencyError, UsageError
 from kvhash.events.records import BadMessage, Batch, Gap, Lost, Record, Recovered, Restart
 from kvhash.events.schema import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, HashValue, hash_key
 
-from .layer import UNPLACED, Layer
+from .layer import UNPLACED, Block, Keys, Layer
 from .ledger import Ledger
 from .rank import Group, Place, RankMap
 from .residency import better_match, worst_knowledge
@@ -83,12 +83,59 @@ for i = 1, #KEYS do redis.call('PEXPIRE', KEYS[i], ARGV[4]) end
 return unknown
 """
 
+# KEYS: blocks and ends of a place. ARGV: keys of 8 bytes; whether chunks matter there. Answers a digit for each: 0 not
+# held, 1 held, 2 and a chunk ends there. (A reply of one text costs the reader far less than one of as many values.)
+_READ = """
+local answer, keys, chunks = {}, ARGV[1], ARGV[2] == '1'
+for from = 1, #keys, 8000 do
+  local names = {}
+  for at = from, math.min(from + 7992, #keys - 7), 8 do names[#names + 1] = keys:sub(at, at + 7) end
+  local copies = redis.call('HMGET', KEYS[1], unpack(names))
+  for i = 1, #names do
+    if not copies[i] then answer[#answer + 1] = '0'
+    elseif chunks and redis.call('SISMEMBER', KEYS[2], names[i]) == 1 then answer[#answer + 1] = '2'
+    else answer[#answer + 1] = '1' end
+  end
+end
+return table.concat(answer)
+"""
+
+
+class _FetchedLayer(Layer):
+    """What a place holds of one lookup's hashes, as far as they were read; of other blocks it knows nothing."""
+
+    __slots__ = ("_digits", "_total")
+
+    def __init__(self, total: int) -> None:
+        super().__init__()
+        self._total = total
+        self._digits = b""
+
+    def take(self, keys: Sequence[int], digits: bytes) -> None:
+        """Take in the digits of the next keys."""
+        self._digits += digits
+        for key, digit in zip(keys, digits, strict=True):
+            if digit != _NOT_HELD:
+                self.blocks[key] = _CHUNK_END if digit == _ENDS else _HELD
+
+    def run(self, keys: Keys, start: int = 0) -> int:
+        """Return the place after the last of the held blocks that follow each other from `start`."""
+        if keys.count != self._total:
+            return super().run(keys, start)  # coarser blocks than hashes
+        end = self._digits.find(b"0", start)
+        return max(start, len(self._digits)) if end < 0 else end
+
+
+_NOT_HELD, _ENDS = b"0"[0], b"2"[0]
+_HELD, _CHUNK_END = Block(UNPLACED, None, False), Block(UNPLACED, None, True)
+
 
 class _Rank:
     """A rank's state as it is in the store, without its blocks.
 
     ``raw``: how it is written there. ``places``: those that have keys, numbered from 1; ``heard``: those that this
-    life has stored to, which its groups are judged by.
+    life has stored to, which its groups are judged by. ``life``: how many lives came before; ``floor``: the engine's
+    time of the last batch of the life before, where there was one.
     """
 
     def __init__(self, tiers: Mapping[str, str], settings: EngineSettings, raw: bytes = b"") -> None:
@@ -97,6 +144,7 @@ class _Rank:
         self.places: list[Place] = []
         self.heard: set[Place] = set()
         self.life = 0
+        self.floor: float | None = None
         if raw:
             value = msgspec.msgpack.decode(raw)
             self.map.ledger = Ledger.restore(value["ledger"])
@@ -104,7 +152,7 @@ class _Rank:
                 self.map.groups[number] = Group(*fields)
             self.places = [Place(*place) for *place, _ in value["places"]]
             self.heard = {Place(*place) for *place, heard in value["places"] if heard}
-            self.life = value["life"]
+            self.life, self.floor = value["life"], value["floor"]
 
     def dump(self) -> bytes:
         """Return the state as it is written."""
@@ -112,7 +160,7 @@ class _Rank:
         places = [(place.tier, place.remote, place.group, place in self.heard) for place in self.places]
         ledger = self.map.ledger.dump()
         return msgspec.msgpack.encode(
-            {"ledger": ledger, "groups": groups, "places": places, "life": self.life}
+            {"ledger": ledger, "groups": groups, "places": places, "life": self.life, "floor": self.floor}
         )
 
     def place(self, place: Place) -> int:
@@ -281,7 +329,11 @@ class SharedResidencyIndex:
             self._new_life(rank, operations)
             return rank.life
         if life < rank.life:
-            return life  # the other replicas are in a later life
+            # The other replicas are in a later life. A batch that is newer than all that they brought is of it too,
+            # whether or not this replica's subscriber noticed where it began.
+            latest = rank.floor if ledger.last_ts is None else ledger.last_ts
+            if not isinstance(record, Batch) or (latest is not None and record.batch.ts <= latest):
+                return life
         if isinstance(record, Batch):
             place = ledger.accept(record.seq, record.batch.ts, now)
             if place == "again":
@@ -305,6 +357,7 @@ class SharedResidencyIndex:
 
     def _new_life(self, rank: _Rank, operations: bytearray) -> None:
         self._drop_all(rank, operations)
+        rank.floor = rank.map.ledger.last_ts or rank.floor
         rank.map.restart()
         rank.heard.clear()
         rank.life += 1
@@ -378,39 +431,35 @@ class SharedResidencyIndex:
             for engine, each in zip(engines, self._read_many(engines), strict=True)
             for number, rank in each.items()
         }
-        self._fetch(ranks, [hash_key(value).to_bytes(8, "big") for value in hashes])
+        self._fetch(ranks, [hash_key(value) for value in hashes])
         matches = {engine: PrefixMatch() for engine in engines}
         for (engine, number), rank in ranks.items():
             matches[engine] = better_match(matches[engine], rank.map.match(hashes, num_tokens, number))
         return matches
 
-    def _fetch(self, ranks: Mapping[tuple[str, int | None], _Rank], keys: Sequence[bytes]) -> None:
+    def _fetch(self, ranks: Mapping[tuple[str, int | None], _Rank], keys: Sequence[int]) -> None:
         """Read which of `keys` each rank holds into its layers, as far as any of its places holds some."""
         alive = dict(ranks)
-        for rank in alive.values():
-            rank.map.layers = {place: Layer() for place in rank.heard}
+        layers = {
+            (known, place): _FetchedLayer(len(keys)) for known, rank in alive.items() for place in rank.heard
+        }
+        for known, rank in alive.items():
+            rank.map.layers = {place: layers[known, place] for place in rank.heard}
         start, size = 0, max([_WINDOW, *(4 * rank.map.coarsest for rank in alive.values())])
         while alive and start < len(keys):
             window = keys[start : start + size]
+            text = b"".join([key.to_bytes(8, "big") for key in window])
+            asked = [(known, place) for known, rank in alive.items() for place in rank.heard]
             pipeline = self._client.pipeline(transaction=False)
-            asked = []
-            for (engine, number), rank in alive.items():
-                for place in rank.heard:
-                    lower = place.tier != self._order[0] or place.remote
-                    pipeline.hmget(self._key(engine, "b", number, place), window)
-                    if lower:
-                        pipeline.smismember(self._key(engine, "e", number, place), window)  # type: ignore[arg-type]
-                    asked.append(((engine, number), place, lower))
-            answers = iter(pipeline.execute())
+            for (engine, number), place in asked:
+                names = [self._key(engine, kind, number, place) for kind in "be"]
+                lower = place.tier != self._order[0] or place.remote
+                pipeline.eval(_READ, 2, *names, text, "1" if lower else "0")
             holding = set()
-            for known, place, lower in asked:
-                copies = next(answers)
-                ends = next(answers) if lower else [1] * len(window)
-                for key, held, end in zip(window, copies, ends, strict=True):
-                    if held is not None:
-                        holding.add(known)
-                        number = int.from_bytes(key, "big")
-                        alive[known].map.layers[place].store(number, UNPLACED, None, bool(end))
+            for at, digits in zip(asked, pipeline.execute(), strict=True):
+                layers[at].take(window, digits)
+                if digits.strip(b"0"):
+                    holding.add(at[0])
             alive = {known: rank for known, rank in alive.items() if known in holding}
             start, size = start + size, 2 * size
 

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from kvhash._errors import UsageError
+from kvhash.events.verify import Verifier
 
 __all__ = ["DEFAULT_TIERS", "EngineSettings", "GroupSettings", "Knowledge", "PrefixMatch", "State"]
 
@@ -103,7 +104,7 @@ class EngineSettings:
     knowledge DEGRADED. ``hashing``: the engine's hash settings, as `kvhash.events.Verifier` takes them; with them the
     first ``verify_blocks`` blocks of every life are recomputed, and a mismatch makes the engine UNKNOWN.
 
-    Raises UsageError.
+    Raises UsageError, and for bad hash settings what Verifier raises.
     """
 
     tokens_per_hash: int | None = None
@@ -120,3 +121,8 @@ class EngineSettings:
         for name, value in sizes.items():
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise UsageError(f"expected an integer of at least 1, got {value!r}", at=f"$.{name}")
+        if self.hashing is not None:
+            try:
+                Verifier(**self.hashing)
+            except TypeError as error:
+                raise UsageError(f"hash settings are those of Verifier: {error}", at="$.hashing") from None

@@ -83,19 +83,6 @@ impl RankMap {
         Ok(names(&signals))
     }
 
-    /// Apply several batches, the interpreter left to others meanwhile; returns all that bears on the trust in them.
-    fn apply_many(&self, py: Python<'_>, payloads: Vec<Bound<'_, PyBytes>>) -> PyResult<Vec<&'static str>> {
-        let bytes: Vec<&[u8]> = payloads.iter().map(|payload| payload.as_bytes()).collect();
-        let signals = py.detach(|| {
-            let mut signals = Vec::new();
-            for payload in bytes {
-                signals.extend(self.apply_one(payload)?);
-            }
-            Ok(signals)
-        });
-        Ok(names(&signals.map_err(PyValueError::new_err::<String>)?))
-    }
-
     fn clear(&self) {
         self.lock().clear();
     }
@@ -210,6 +197,43 @@ impl RankMap {
         let found = map.places().find(|(place, _)| **place == wanted).map(|(_, layer)| layer.beginnings());
         found.unwrap_or_default()
     }
+}
+
+/// What batches said of one rank: its number, the time of the last, and what bears on the trust in it.
+type Told<'py> = (Bound<'py, PyAny>, f64, Vec<&'static str>);
+
+/// Apply batches to the maps of one engine's ranks, the interpreter left to others meanwhile.
+///
+/// `ranks`: (number, map) of each. Returns how many were applied and what they said. It stops before one that cannot be
+/// read, and before one of a rank that is not there.
+#[pyfunction]
+pub(crate) fn apply_payloads<'py>(
+    py: Python<'py>,
+    ranks: Vec<(Bound<'py, PyAny>, Py<RankMap>)>,
+    payloads: Vec<Bound<'py, PyBytes>>,
+) -> PyResult<(usize, Vec<Told<'py>>)> {
+    let numbers: Vec<Option<i128>> =
+        ranks.iter().map(|(number, _)| number.extract()).collect::<PyResult<_>>()?;
+    let maps: Vec<&RankMap> = ranks.iter().map(|(_, map)| map.get()).collect();
+    let bytes: Vec<&[u8]> = payloads.iter().map(|payload| payload.as_bytes()).collect();
+    let (done, told) = py.detach(|| {
+        let mut told: Vec<Option<(f64, Vec<Signal>)>> = vec![None; maps.len()];
+        for (done, payload) in bytes.iter().enumerate() {
+            let Ok(batch) = decode_batch(payload) else { return (done, told) };
+            let number = batch.data_parallel_rank.map(|number| number.value());
+            let Some(at) = numbers.iter().position(|known| *known == number) else { return (done, told) };
+            let signals = maps[at].lock().apply(&batch);
+            let (ts, all) = told[at].get_or_insert_default();
+            *ts = batch.ts;
+            all.extend(signals);
+        }
+        (bytes.len(), told)
+    });
+    let told = ranks.into_iter().zip(told).filter_map(|((number, _), told)| {
+        let (ts, signals) = told?;
+        Some((number, ts, names(&signals)))
+    });
+    Ok((done, told.collect()))
 }
 
 /// A lookup's hashes where they lie, in a Python list or tuple; read only where a search asks.
