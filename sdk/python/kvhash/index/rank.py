@@ -1,0 +1,420 @@
+"""One data parallel rank of an engine: its blocks by place, its groups' geometry, and what is known of its stream."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvhash.block_hash import BlockHash, ChainValue, external_hash
+from kvhash.contract import ALGORITHMS
+from kvhash.events.schema import (
+    AllBlocksCleared,
+    BlockRemoved,
+    BlockStored,
+    EventBatch,
+    HashValue,
+    UndecodableEvent,
+    UnknownEvent,
+    hash_key,
+)
+from kvhash.events.verify import Verifier
+
+from .layer import ROOT, UNPLACED, Layer
+from .ledger import Ledger
+from .match import Combination, GroupView, Request, continue_in_tier, kind_of
+from .types import EngineSettings, PrefixMatch
+
+__all__ = ["Group", "Place", "RankMap"]
+
+#: How many names of unknown media are counted apart.
+_MAX_NAMES = 64
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Place:
+    """Where blocks are: the tier, whether it is a REMOTE one, and the KV cache group."""
+
+    tier: str
+    remote: bool
+    group: int
+
+
+@dataclass(slots=True)
+class Group:
+    """A KV cache group as its events (or the settings) describe it.
+
+    ``sizes``: tokens per block by tier, the largest seen: a block that is found at a hash inside it says less.
+    ``smallest``: the greatest common divisor of all sizes seen.
+    """
+
+    sizes: dict[str, int] = field(default_factory=dict)
+    smallest: int = 0
+    kind: str | None = None
+    window: int | None = None
+    chunk: int | None = None
+
+    def learn(self, tier: str, size: int, kind: str | None, window: int | None) -> None:
+        """Take in what one event says."""
+        if size > 0:
+            self.sizes[tier] = max(self.sizes.get(tier, 0), size)
+            self.smallest = math.gcd(self.smallest, size)
+        self.kind = kind or self.kind
+        self.window = window or self.window
+
+
+class RankMap:
+    """What one rank holds."""
+
+    def __init__(self, tiers: Mapping[str, str], settings: EngineSettings) -> None:
+        self.ledger = Ledger()
+        self.counts: Counter[str] = Counter()
+        self.unknown_media: Counter[str] = Counter()
+        self.layers: dict[Place, Layer] = {}
+        self.groups: dict[int, Group] = {}
+        self._tiers = tiers
+        self._order = list(dict.fromkeys(tiers.values()))
+        self.configure(settings)
+
+    def configure(self, settings: EngineSettings) -> None:
+        """Take settings for what comes from now on."""
+        self.settings = settings
+        self._verifier = None if settings.hashing is None else Verifier(**settings.hashing)
+        self._verified = 0
+        self.ledger.faults.pop("hash-mismatch", None)
+        for number, given in settings.groups.items():
+            self.groups[number] = Group(
+                {self._order[0]: given.block_size},
+                given.block_size,
+                given.kind,
+                given.sliding_window,
+                given.attention_chunk_size,
+            )
+
+    @property
+    def size(self) -> int:
+        """How many blocks are held, over all places."""
+        return sum(map(len, self.layers.values()))
+
+    def all_counts(self) -> Counter[str]:
+        """Return the counts, those of the places included."""
+        counts = Counter(self.counts)
+        for layer in self.layers.values():
+            counts["conflicts"] += layer.conflicts
+            counts["collisions"] += layer.collisions
+        return counts
+
+    @property
+    def unit(self) -> int:
+        """Tokens per hash; 0 where nothing says it."""
+        if self.settings.tokens_per_hash is not None:
+            return self.settings.tokens_per_hash
+        if self._verifier is not None:
+            return self._verifier.hasher.span
+        return math.gcd(*(group.smallest for group in self.groups.values()))
+
+    # --- events -----------------------------------------------------------------------------------------------
+
+    def apply(self, batch: EventBatch, now: float) -> None:
+        """Apply a batch's events in order."""
+        self.counts["batches"] += 1
+        for event in batch.events:
+            if isinstance(event, BlockStored):
+                self._store(event, now)
+            elif isinstance(event, BlockRemoved):
+                self._remove(event)
+            else:
+                self._apply_other(event, now)
+        self._verify(batch, now)
+
+    def _apply_other(self, event: AllBlocksCleared | UnknownEvent | UndecodableEvent, now: float) -> None:
+        if isinstance(event, AllBlocksCleared):
+            self.counts["clears"] += 1
+            self.clear()
+            self.ledger.cleared()
+        elif isinstance(event, UndecodableEvent):
+            self.counts["undecodable"] += 1
+            self.ledger.fault("undecodable", now)
+        else:
+            self.counts["unknown_events"] += 1
+            self.ledger.fault("unknown-event", now)
+
+    def clear(self) -> None:
+        """Forget all blocks, of every tier and group."""
+        self.counts = self.all_counts()
+        self.layers = {place: Layer() for place in self.layers}
+
+    def restart(self) -> None:
+        """Begin a new life: no blocks, no geometry but that of the settings, nothing wrong."""
+        self.counts["restarts"] += 1
+        self.clear()
+        self.layers.clear()
+        self.groups.clear()
+        self.ledger.restarted()
+        self.configure(self.settings)
+
+    def _verify(self, batch: EventBatch, now: float) -> None:
+        if self._verifier is None or self._verified >= self.settings.verify_blocks:
+            return
+        for check in self._verifier.feed(batch):
+            self._verified += 1
+            if check.verdict == "mismatch":
+                self.counts["mismatches"] += 1
+                self.ledger.fault("hash-mismatch", now)
+
+    def _tier(self, medium: str | None, count: bool) -> str | None:
+        name = "GPU" if medium is None else medium.upper()
+        tier = self._tiers.get(name)
+        if tier is None and count:
+            known = name in self.unknown_media or len(self.unknown_media) < _MAX_NAMES
+            self.unknown_media[name if known else "(other)"] += 1
+        return tier
+
+    def place_of(self, event: BlockStored | BlockRemoved, *, count: bool = True) -> Place | None:
+        """Return where an event's blocks are; None, and (if `count`) counted, where that scores nothing."""
+        tier = self._tier(event.medium, count)
+        return None if tier is None else Place(tier, _is_remote(event.locality), event.group_idx or 0)
+
+    def _learn(self, place: Place, event: BlockStored) -> None:
+        group = self.groups.setdefault(place.group, Group())
+        size = self._block_tokens(event)
+        group.learn(place.tier, size, event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window)
+
+    def apply_without_blocks(self, batch: EventBatch, now: float) -> None:
+        """Do for a batch all that `apply` does except hold blocks, for who keeps them elsewhere."""
+        self.counts["batches"] += 1
+        for event in batch.events:
+            if isinstance(event, (BlockStored, BlockRemoved)):
+                place = self.place_of(event)
+                if place is not None and isinstance(event, BlockStored):
+                    self._learn(place, event)
+                if place is not None:
+                    self.counts[_COUNTED[type(event)]] += len(event.block_hashes)
+            else:
+                self._apply_other(event, now)
+        self._verify(batch, now)
+
+    @property
+    def coarsest(self) -> int:
+        """How many hashes the largest block or chunk spans."""
+        sizes = [size for group in self.groups.values() for size in group.sizes.values()]
+        blocks = max(sizes, default=0) // (self.unit or 1)
+        return max(1, blocks) * (self.settings.offload_chunk_blocks or 1)
+
+    def _store(self, event: BlockStored, now: float) -> None:
+        place = self.place_of(event)
+        if place is None:
+            return
+        tier, number = place.tier, place.group
+        self._learn(place, event)
+        layer = self.layers.get(place)
+        if layer is None:
+            layer = self.layers[place] = Layer()
+        keys = [hash_key(value) for value in event.block_hashes]
+        parents = self._parents(event, keys)
+        device = tier == self._order[0]
+        others = [other for at, other in self.layers.items() if at.group == number and other is not layer]
+        last = len(keys) - 1
+        for index, (key, parent) in enumerate(zip(keys, parents, strict=True)):
+            if parent == UNPLACED:
+                parent = _known_parent(others, key)
+            ends_chunk = device or not event.token_ids or index == last
+            new = layer.store(key, parent, _digest(event.block_hashes[index]), ends_chunk)
+            if new is None:
+                self.ledger.fault("collision", now)
+                continue
+            self.counts["stored"] += 1
+            if not new and self.settings.reports_reuse:
+                layer.blocks[key].copies = 1
+                self.ledger.fault("reuse-reported", now)
+            if parent != UNPLACED:
+                for other in others:
+                    block = other.blocks.get(key)
+                    if block is not None and block.parent == UNPLACED:
+                        other.place(key, parent)
+
+    def _remove(self, event: BlockRemoved) -> None:
+        place = self.place_of(event)
+        if place is None:
+            return
+        layer = self.layers.get(place)
+        for value in event.block_hashes:
+            if layer is None or layer.remove(hash_key(value), _digest(value)) is None:
+                self.counts["removed_unknown"] += 1
+            else:
+                self.counts["removed"] += 1
+
+    # --- where blocks stand -----------------------------------------------------------------------------------
+
+    def _block_tokens(self, event: BlockStored) -> int:
+        """Return the tokens of one block of an event: what each hash has, where every block has a hash."""
+        count, tokens = len(event.block_hashes), len(event.token_ids)
+        if tokens and count and self._is_dense(event):
+            return tokens // count
+        return event.block_size
+
+    def _is_dense(self, event: BlockStored) -> bool:
+        """Return whether an event has a hash for each of its blocks of tokens.
+
+        With context parallelism the event's block size can be that of one device; only the settings tell this from
+        an event that leaves blocks out.
+        """
+        count, tokens = len(event.block_hashes), len(event.token_ids)
+        if not count or tokens % count:
+            return False
+        return tokens // count in (event.block_size, self._given_size(event.group_idx or 0))
+
+    def _given_size(self, group: int) -> int | None:
+        if group in self.settings.groups:
+            return self.settings.groups[group].block_size
+        if self.settings.tokens_per_hash is not None:
+            return self.settings.tokens_per_hash
+        return None if self._verifier is None else self._verifier.hasher.span
+
+    def _parents(self, event: BlockStored, keys: list[int]) -> list[int]:
+        """Return the parent of each of an event's blocks, UNPLACED where the event does not say it."""
+        first = ROOT if event.parent_block_hash is None else hash_key(event.parent_block_hash)
+        if not event.token_ids:
+            # Without tokens "no parent" means that it is not said; and further hashes need not follow each other.
+            self.counts["tokenless"] += len(keys)
+            unplaced = [UNPLACED] * len(keys)
+            return unplaced if first == ROOT else [first, *unplaced[1:]][: len(keys)]
+        if self._is_dense(event):
+            return [first, *keys[:-1]][: len(keys)]
+        found = self._recompute(event)
+        parents = [found.get(key, UNPLACED) for key in keys]
+        self.counts["sparse_placed"] += len(keys) - parents.count(UNPLACED)
+        self.counts["sparse_unplaced"] += parents.count(UNPLACED)
+        return parents
+
+    def _recompute(self, event: BlockStored) -> dict[int, int]:
+        """Return key -> parent's key of every block in an event's tokens, by hashing them; empty where that cannot be.
+
+        It can where the hash settings are known, no extra keys are about, and the parent is the root or published
+        whole.
+        """
+        parent = None if self._verifier is None else self._root_of(event)
+        if self._verifier is None or parent is None or event.block_size < 1 or event.bigram:
+            return {}
+        if event.lora_name or event.lora_id or any(event.extra_keys or ()) or event.lookahead_token_ids:
+            return {}
+        hasher, tokens = self._verifier.hasher, event.token_ids
+        found: dict[int, int] = {}
+        before = ROOT if event.parent_block_hash is None else hash_key(event.parent_block_hash)
+        for end in range(hasher.span, len(tokens) + 1, hasher.span):
+            parent = hasher.hash_function.plain_block(parent, list(tokens[end - hasher.span : end]))  # type: ignore[arg-type]
+            if end % event.block_size == 0:
+                key = hash_key(external_hash(parent))
+                found[key], before = before, key
+        return found
+
+    def _root_of(self, event: BlockStored) -> ChainValue | None:
+        assert self._verifier is not None
+        hasher, published = self._verifier.hasher, event.parent_block_hash
+        if published is None:
+            return hasher.none_hash
+        length = 32 if ALGORITHMS[hasher.algorithm].digest == "sha256" else 16
+        if isinstance(published, bytes) and len(published) == length:
+            return BlockHash(published)
+        return None
+
+    # --- bounds -----------------------------------------------------------------------------------------------
+
+    def evict(self, count: int, now: float) -> int:
+        """Drop up to `count` blocks of the fullest place: the oldest chain, from its end. Returns how many."""
+        layer = max(self.layers.values(), key=len)
+        dropped = 0
+        while dropped < count and layer.blocks:
+            for key in reversed(layer.oldest_leaf()[-(count - dropped) :]):
+                layer.drop(key)
+                dropped += 1
+        self.counts["evicted"] += dropped
+        self.ledger.fault("evicted", now)
+        return dropped
+
+    # --- lookups ----------------------------------------------------------------------------------------------
+
+    def match(self, hashes: Sequence[HashValue], num_tokens: int | None, rank: int | None) -> PrefixMatch:
+        """Return how far this rank's blocks carry a request with these hashes."""
+        unit = self.unit
+        if not unit or not hashes:
+            return PrefixMatch(rank=rank)
+        request = Request(hashes, unit)
+        views = {tier: self._views(request, tier, remote=False) for tier in self._order}
+        device = Combination(views[self._order[0]], unit) if views[self._order[0]] else None
+        by_tier: dict[str, int] = {}
+        length = 0 if device is None else device.longest(request.num_tokens)
+        by_tier[self._order[0]] = length // unit
+        for tier in self._order[1:]:
+            end = self._continue(views[tier], length, request.num_tokens)
+            by_tier[tier], length = (end - length) // unit, end
+        remote = {}
+        for tier in self._order:
+            end = self._continue(self._views(request, tier, remote=True), length, request.num_tokens)
+            if end > length:
+                remote[tier] = (end - length) // unit
+        usable = length
+        limit = request.num_tokens if num_tokens is None else min(request.num_tokens, num_tokens - 1)
+        if self.settings.use_eagle or length > limit:
+            usable = 0 if device is None else device.longest(limit, use_eagle=self.settings.use_eagle)
+            for tier in self._order[1:]:
+                usable = self._continue(views[tier], usable, limit)
+        return PrefixMatch(
+            length // unit,
+            length,
+            {tier: blocks for tier, blocks in by_tier.items() if blocks},
+            usable,
+            remote,
+            rank,
+        )
+
+    def _continue(self, groups: Sequence[GroupView], start: int, limit: int) -> int:
+        if not groups or start >= limit:
+            return start
+        return continue_in_tier(groups, start, limit, self.settings.offload_chunk_blocks)
+
+    def _views(self, request: Request, tier: str, *, remote: bool) -> list[GroupView]:
+        """Return the groups of a tier, those of one geometry together; none where one has no whole number of hashes."""
+        views: dict[tuple[Any, ...], GroupView] = {}
+        numbers = {place.group for place in self.layers if (place.tier, place.remote) == (tier, remote)}
+        if tier == self._order[0] and not remote:
+            numbers |= set(self.settings.groups)
+        for number in sorted(numbers):
+            group = self.groups[number]
+            kind = kind_of(group.kind, sliding_window=group.window, chunk=group.chunk)
+            size = group.sizes.get(tier) or group.sizes.get(self._order[0]) or request.unit
+            if size % request.unit:
+                return []
+            geometry = (kind, size, group.window or 0, group.chunk or 0)
+            if geometry not in views:
+                views[geometry] = GroupView(*geometry, request)
+            layer = self.layers.get(Place(tier, remote, number))
+            views[geometry].layers.append(_EMPTY if layer is None else layer)
+        return list(views.values())
+
+    def places(self) -> Iterator[tuple[Place, Layer]]:
+        """Yield every place with its blocks."""
+        return iter(self.layers.items())
+
+
+_EMPTY = Layer()
+_COUNTED: Mapping[type, str] = {BlockStored: "stored", BlockRemoved: "removed"}
+
+
+def _known_parent(layers: Sequence[Layer], key: int) -> int:
+    """Return the parent that another tier of the group knows of a block: a hash has one parent, wherever it is."""
+    for layer in layers:
+        block = layer.blocks.get(key)
+        if block is not None and block.parent != UNPLACED:
+            return block.parent
+    return UNPLACED
+
+
+def _digest(value: HashValue) -> bytes | None:
+    return value if isinstance(value, bytes) and len(value) > 8 else None
+
+
+def _is_remote(locality: str | None) -> bool:
+    return locality is not None and locality.upper() == "REMOTE"

@@ -1,0 +1,383 @@
+"""`ResidencyIndex`: which engine holds which prefix, in which tier, and how far that can be trusted."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from kvhash._errors import DecodeError, UsageError
+from kvhash.events.records import BadMessage, Batch, Gap, Lost, Record, Recovered, Restart, Stale
+from kvhash.events.schema import EventBatch, HashValue
+
+from .layer import UNPLACED, Layer
+from .ledger import Ledger
+from .rank import Group, Place, RankMap
+from .types import DEFAULT_TIERS, EngineSettings, Knowledge, PrefixMatch, State
+
+__all__ = ["HotPrefix", "ResidencyIndex", "SnapshotError"]
+
+_FORMAT = "kvhash-index-1"
+_NEVER_HEARD = Knowledge(State.UNKNOWN, None, ("never-heard",))
+
+
+class SnapshotError(DecodeError):
+    """The bytes are no snapshot of an index, or one of a form that is not known."""
+
+    code = "invalid-snapshot"
+
+
+@dataclass(frozen=True, slots=True)
+class HotPrefix:
+    """A prompt's beginning that several prompts share.
+
+    ``key``: of its last block. ``blocks``: its length, up to where prompts part on some engine. ``below``: blocks that
+    hang on it, itself included, over all engines; ``engines``: those that hold it.
+    """
+
+    key: int
+    blocks: int
+    below: int
+    engines: tuple[str, ...]
+
+
+class ResidencyIndex:
+    """Residency of many engines, fed by their events; docs/index.md holds its rules.
+
+    ``max_blocks``: blocks held over all engines; beyond it the oldest chains of the fullest place are dropped from
+    their ends, which is counted and makes their rank DEGRADED. ``tiers``: medium (upper case) -> tier, in the order in
+    which an engine looks, the device's first; a medium that is not there scores nothing. ``settings``: by engine,
+    what events do not say. ``clock``: seconds since the epoch, for `Knowledge.since`.
+
+    Not for several threads at once. Raises UsageError for a bound below 1 or no tiers.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_blocks: int | None = None,
+        tiers: Mapping[str, str] = DEFAULT_TIERS,
+        settings: Mapping[str, EngineSettings] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        if max_blocks is not None and max_blocks < 1:
+            raise UsageError(f"a bound is at least 1 block, got {max_blocks}", at="$.max_blocks")
+        if not tiers:
+            raise UsageError("expected at least one tier", at="$.tiers")
+        self.max_blocks = max_blocks
+        self.tiers = {medium.upper(): tier for medium, tier in tiers.items()}
+        self._clock = clock
+        self._settings = dict(settings or {})
+        self._engines: dict[str, dict[int | None, RankMap]] = {}
+        self._size = 0
+        self._counts: Counter[str] = Counter()
+
+    # --- feeding ----------------------------------------------------------------------------------------------
+
+    def configure(self, engine: str, settings: EngineSettings) -> None:
+        """Tell what events do not say of an engine; for what comes from now on. Best before its first event."""
+        self._settings[engine] = settings
+        for rank in self._engines.get(engine, {}).values():
+            rank.configure(settings)
+
+    def apply(self, engine: str, batch: EventBatch) -> None:
+        """Apply one batch of an engine, whose rank it carries.
+
+        The caller vouches that batches come in order and from the stream's beginning; `apply_record` needs no such
+        promise.
+        """
+        rank = self._rank(engine, batch.data_parallel_rank)
+        rank.ledger.unnumbered(batch.ts)
+        self._apply(rank, batch)
+
+    def apply_record(self, engine: str, record: Record) -> None:
+        """Apply one record of a subscriber that follows this engine (see `kvhash.events.records`)."""
+        now = self._clock()
+        if isinstance(record, BadMessage) and record.seq is None:
+            self._counts["bad_messages"] += (
+                1  # not one of the publisher's numbers: a batch behind it shows as a gap
+            )
+            return
+        rank = self._rank(engine, record.rank)
+        if isinstance(record, Batch):
+            place = rank.ledger.accept(record.seq, record.batch.ts, now)
+            if place == "again":
+                self._counts["repeated"] += 1
+                return
+            if place == "new-life":
+                self._restart(rank)
+                rank.ledger.accept(record.seq, record.batch.ts, now)
+            self._apply(rank, record.batch)
+        elif isinstance(record, Gap):
+            rank.ledger.gap(record.first, record.last, now)
+        elif isinstance(record, Recovered):
+            rank.ledger.recovered(record.first, record.last)
+        elif isinstance(record, Lost):
+            rank.ledger.lost(record.first, record.last, now)
+            self._counts["lost"] += record.last - record.first + 1
+        elif isinstance(record, Restart):
+            self._restart(rank)
+        elif isinstance(record, BadMessage):
+            self._counts["bad_messages"] += 1
+            # Who cannot be told: any rank behind this endpoint may have said it.
+            several = self._engines[engine] if record.rank is None else {record.rank: rank}
+            for each, map_ in several.items():
+                map_.ledger.unreadable(record.seq if each == record.rank else None, now)
+        elif isinstance(record, Stale):
+            self._counts["stale"] += 1
+
+    def remove(self, engine: str) -> bool:
+        """Forget an engine, but for its settings; returns whether it was known."""
+        ranks = self._engines.pop(engine, None)
+        if ranks is None:
+            return False
+        self._size -= sum(rank.size for rank in ranks.values())
+        return True
+
+    def _rank(self, engine: str, rank: int | None) -> RankMap:
+        ranks = self._engines.setdefault(engine, {})
+        if rank not in ranks:
+            ranks[rank] = RankMap(self.tiers, self._settings.get(engine, EngineSettings()))
+        return ranks[rank]
+
+    def _apply(self, rank: RankMap, batch: EventBatch) -> None:
+        before, now = rank.size, self._clock()
+        rank.apply(batch, now)
+        self._size += rank.size - before
+        if self.max_blocks is not None and self._size > self.max_blocks:
+            self._evict(now)
+
+    def _restart(self, rank: RankMap) -> None:
+        self._size -= rank.size
+        rank.restart()
+
+    def _evict(self, now: float) -> None:
+        """Come down to the bound, and a hundredth below it so that not every store evicts."""
+        assert self.max_blocks is not None
+        target = self.max_blocks - self.max_blocks // 100
+        while self._size > target:
+            fullest = max((rank for ranks in self._engines.values() for rank in ranks.values()), key=_fullest)
+            self._size -= fullest.evict(self._size - target, now)
+
+    # --- asking -----------------------------------------------------------------------------------------------
+
+    def longest_prefix(
+        self,
+        hashes: Sequence[HashValue],
+        engines: Iterable[str] | None = None,
+        *,
+        num_tokens: int | None = None,
+    ) -> dict[str, PrefixMatch]:
+        """Return what each engine holds of a prompt, given as its block hashes in order.
+
+        `hashes`: digests or integers, each over the engine's tokens per hash. `engines`: those asked (default: all
+        that are known); one that is not known holds nothing. `num_tokens`: of the prompt, so that a hit leaves its
+        last token to compute. Of an engine's ranks the one with most usable tokens answers. Blocks are matched by
+        hash alone, and a hash covers adapter, salt and images: those of another adapter never match.
+        """
+        asked = list(self._engines) if engines is None else list(engines)
+        return {engine: self._match(engine, hashes, num_tokens) for engine in asked}
+
+    def _match(self, engine: str, hashes: Sequence[HashValue], num_tokens: int | None) -> PrefixMatch:
+        best = PrefixMatch()
+        for number, rank in self._engines.get(engine, {}).items():
+            best = better_match(best, rank.match(hashes, num_tokens, number))
+        return best
+
+    def engines(self) -> list[str]:
+        """Return the engines that were heard of, the first one first."""
+        return list(self._engines)
+
+    def ranks(self, engine: str) -> list[int | None]:
+        """Return an engine's ranks."""
+        return list(self._engines.get(engine, ()))
+
+    def knowledge(self, engine: str, rank: int | None | str = "all") -> Knowledge:
+        """Return how far the index may be trusted about an engine: the worst of its ranks, or one of them."""
+        ranks = self._engines.get(engine, {})
+        if rank != "all":
+            return ranks[rank].ledger.knowledge() if rank in ranks else _NEVER_HEARD
+        return worst_knowledge([one.ledger.knowledge() for one in ranks.values()])
+
+    def position(self, engine: str, rank: int | None) -> int | None:
+        """Return the number of the last batch applied, to go on from after a `load`; None where none was."""
+        ranks = self._engines.get(engine, {})
+        return ranks[rank].ledger.last_seq if rank in ranks else None
+
+    def holdings(self, engine: str) -> dict[tuple[int | None, Place], dict[int, int]]:
+        """Return all that an engine holds: by rank and place, key -> copies."""
+        return {
+            (number, place): {key: block.copies for key, block in layer.items()}
+            for number, rank in self._engines.get(engine, {}).items()
+            for place, layer in rank.places()
+            if len(layer)
+        }
+
+    def blocks_by_tier(self, engine: str) -> dict[str, int]:
+        """Return how many blocks an engine holds in each tier, ``TIER (remote)`` apart."""
+        counted: Counter[str] = Counter()
+        for (_, place), held in self.holdings(engine).items():
+            counted[place.tier + (" (remote)" if place.remote else "")] += len(held)
+        return dict(counted)
+
+    def hottest_prefixes(self, limit: int = 10) -> list[HotPrefix]:
+        """Return the beginnings on which most blocks hang, over all engines' device tiers."""
+        device = next(iter(self.tiers.values()))
+        found: dict[int, HotPrefix] = {}
+        for engine, ranks in self._engines.items():
+            for rank in ranks.values():
+                for place, layer in rank.places():
+                    if place.tier == device and not place.remote:
+                        for first, hot in _beginnings(layer, engine):
+                            found[first] = _joined(found[first], hot) if first in found else hot
+        return sorted(found.values(), key=lambda hot: (-hot.below, hot.key))[:limit]
+
+    def __len__(self) -> int:
+        """How many blocks are held, over all engines and places."""
+        return self._size
+
+    def stats(self) -> dict[str, Any]:
+        """Return counts over all engines that are known, and since the index was made.
+
+        ``stored``, ``removed``: copies. ``removed_unknown``: removals of blocks that were not held. ``conflicts``:
+        parents that contradicted another. ``sparse_placed``, ``sparse_unplaced``: blocks of events with fewer hashes
+        than blocks of tokens. ``unknown_media``: events by medium that scored nothing.
+        """
+        counts, media = Counter(self._counts), Counter[str]()
+        reachable = 0
+        for ranks in self._engines.values():
+            for rank in ranks.values():
+                counts.update(rank.all_counts())
+                media.update(rank.unknown_media)
+                reachable += sum(layer.reachable for _, layer in rank.places())
+        names = ("batches", "stored", "removed", "removed_unknown", "clears", "restarts", "evicted", "collisions",
+                 "conflicts", "tokenless", "sparse_placed", "sparse_unplaced", "undecodable", "unknown_events",
+                 "mismatches", "lost", "stale", "repeated", "bad_messages")  # fmt: skip
+        return {
+            "engines": len(self._engines),
+            "blocks": self._size,
+            "reachable": reachable,
+            **{name: counts[name] for name in names},
+            "unknown_media": dict(media),
+        }
+
+    # --- keeping ----------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> bytes:
+        """Return all that is known, for `load`."""
+        engines = {
+            engine: [(number, _dump_rank(rank)) for number, rank in ranks.items()]
+            for engine, ranks in self._engines.items()
+        }
+        return msgspec.msgpack.encode({"format": _FORMAT, "counts": self._counts, "engines": engines})
+
+    def load(self, data: bytes) -> None:
+        """Take the place of what is known by a snapshot. Settings are not in it.
+
+        Every rank is DEGRADED (``restored``) until its stream shows that it is the same life: by the batch at
+        `position` once more, which a subscriber gets that goes on from there. Raises SnapshotError and then
+        changes nothing.
+        """
+        try:
+            value = msgspec.msgpack.decode(data)
+            if value["format"] != _FORMAT:
+                raise SnapshotError(f"expected a snapshot of form {_FORMAT!r}, got {value['format']!r:.40}")
+            counts = Counter[str](value["counts"])
+            engines: dict[str, dict[int | None, RankMap]] = {}
+            for engine, ranks in value["engines"].items():
+                settings = self._settings.get(engine, EngineSettings())
+                engines[engine] = {
+                    number: _load_rank(dumped, RankMap(self.tiers, settings), self._clock())
+                    for number, dumped in ranks
+                }
+        except (msgspec.MsgspecError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise SnapshotError(f"the bytes are no snapshot of an index: {error}") from None
+        self._counts, self._engines = counts, engines
+        self._size = sum(rank.size for ranks in engines.values() for rank in ranks.values())
+
+
+def better_match(one: PrefixMatch, other: PrefixMatch) -> PrefixMatch:
+    """Return the match of more usable tokens, then of more blocks, then of more remote ones; `one` of equals."""
+
+    def worth(match: PrefixMatch) -> tuple[int, int, int]:
+        return match.usable_tokens, match.blocks, sum(match.remote.values())
+
+    return other if worth(other) > worth(one) else one
+
+
+def worst_knowledge(each: Sequence[Knowledge]) -> Knowledge:
+    """Return the knowledge of an engine from that of its ranks: the worst state, every reason, the oldest times."""
+    if not each:
+        return _NEVER_HEARD
+    order = [State.EXACT, State.DEGRADED, State.UNKNOWN]
+    return Knowledge(
+        max((one.state for one in each), key=order.index),
+        min((one.since for one in each if one.since is not None), default=None),
+        tuple(sorted({reason for one in each for reason in one.reasons})),
+        min((one.as_of for one in each if one.as_of is not None), default=None),
+    )
+
+
+def _fullest(rank: RankMap) -> int:
+    return max((len(layer) for layer in rank.layers.values()), default=0)
+
+
+def _beginnings(layer: Layer, engine: str) -> Iterator[tuple[int, HotPrefix]]:
+    """Yield each first block of a place, and how far the prompts that begin with it go together."""
+    for first, block in layer.items():
+        if block.depth != 1:
+            continue
+        end = first
+        while (children := layer.blocks[end].children) and len(children) == 1:
+            end = next(iter(children))
+        below, todo = 0, [first]
+        while todo:
+            below += 1
+            todo += layer.blocks[todo.pop()].children or ()
+        yield first, HotPrefix(end, layer.blocks[end].depth, below, (engine,))
+
+
+def _joined(one: HotPrefix, other: HotPrefix) -> HotPrefix:
+    """Return what two places hold of the prompts with one first block; they go together as far as in both."""
+    shorter = min(one, other, key=lambda hot: hot.blocks)
+    engines = tuple(dict.fromkeys((*one.engines, *other.engines)))
+    return HotPrefix(shorter.key, shorter.blocks, one.below + other.below, engines)
+
+
+def _dump_rank(rank: RankMap) -> dict[str, Any]:
+    return {
+        "ledger": rank.ledger.dump(),
+        "counts": rank.all_counts(),
+        "media": rank.unknown_media,
+        "groups": [
+            (number, g.sizes, g.smallest, g.kind, g.window, g.chunk) for number, g in rank.groups.items()
+        ],
+        "places": [
+            (
+                (place.tier, place.remote, place.group),
+                [(k, b.copies, b.parent, b.digest, b.ends_chunk) for k, b in layer.items()],
+            )
+            for place, layer in rank.places()
+        ],
+    }
+
+
+def _load_rank(value: Mapping[str, Any], rank: RankMap, now: float) -> RankMap:
+    rank.ledger = Ledger.restore(value["ledger"])
+    rank.ledger.fault("restored", now)
+    rank.counts.update(value["counts"])
+    rank.unknown_media.update(value["media"])
+    for number, *fields in value["groups"]:
+        rank.groups[number] = Group(*fields)
+    for place, blocks in value["places"]:
+        layer = rank.layers[Place(*place)] = Layer()
+        for key, copies, parent, digest, ends_chunk in blocks:
+            if copies < 1 or not isinstance(key, int) or not UNPLACED <= parent < 1 << 64:
+                raise ValueError(f"block {key!r} has no sound values")
+            layer.store(key, parent, digest, ends_chunk)
+            layer.blocks[key].copies = copies
+    return rank
