@@ -62,6 +62,25 @@ seconds of silence the replay socket is asked whether the newest messages were m
 
 `AllBlocksCleared` is published at the engine's next step, so an idle engine that was reset says so only then.
 
+## Reading batches fast
+
+`kvhash.events.decode_batch` gives frozen values that can be compared, changed and written again. A consumer that sees every event
+of a fleet and needs few of its fields takes `decode_raw` (in a loop: `decode = raw_decoder()`): with the native module a `RawBatch` is
+the payload, checked as a whole, and fields, hashes and token ids are decoded when they are looked at; token ids are never copied
+unasked. It is a type beside `EventBatch` because that is msgspec's own, with msgspec's equality, `replace` and encoding, which a lazy type in
+its place would not have. Both read the same from every payload and refuse the same ones in the same words; `decode()` of a raw batch or
+event gives the other form. `benchmarks/bench_events.py` compares.
+
+```python
+from kvhash.events import RawStored, raw_decoder
+
+decode = raw_decoder()
+for event in decode(payload).events:
+    if isinstance(event, RawStored):
+        for block_hash, parent, tokens in event.blocks():  # tokens: a view
+            ...
+```
+
 ## Recordings
 
 `kvevents record` appends raw messages with their receive time, endpoint and rank to a file; every record is checksummed, a
