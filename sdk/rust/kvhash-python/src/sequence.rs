@@ -256,25 +256,35 @@ impl<'py> SmallInts<'py> {
 
     #[inline]
     fn fill(&mut self, item: impl Fn(usize) -> *mut ffi::PyObject) -> bool {
+        let (small, place) = (self.small, self.place);
         for (i, to) in self.block.iter_mut().enumerate() {
-            let item = item(self.place + i);
             // SAFETY: the item is a live borrowed reference, or null with an exception set.
-            unsafe {
-                if item.is_null() {
-                    ffi::PyErr_Clear();
-                    return false;
-                }
-                if ffi::PyLong_CheckExact(item) == 0 {
-                    return false;
-                }
-                let (word, digit) = word_and_digit(item);
-                if word != self.small {
-                    return false;
-                }
-                *to = digit;
+            match unsafe { small_int(item(place + i), small) } {
+                Some(digit) => *to = digit,
+                None => return false,
             }
         }
         true
+    }
+}
+
+/// The value of a small int; `None` for any other item.
+///
+/// # Safety
+/// `item` is a live object, or null with an exception set.
+#[inline]
+unsafe fn small_int(item: *mut ffi::PyObject, small: usize) -> Option<u32> {
+    // SAFETY: as told above; only an int is read as one.
+    unsafe {
+        if item.is_null() {
+            ffi::PyErr_Clear();
+            return None;
+        }
+        if ffi::PyLong_CheckExact(item) == 0 {
+            return None;
+        }
+        let (word, digit) = word_and_digit(item);
+        (word == small).then_some(digit)
     }
 }
 
