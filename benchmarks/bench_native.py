@@ -13,9 +13,13 @@ Peers:
 * **pure**: the Python definition of this package.
 
 Rounds alternate between the works of a row, and medians are compared, so that a change of the machine's speed meets
-all. A ratio above 1 says how many times faster kvhash is; for the bare chain, how many times slower. **limit** is the
-ratio that a kvhash would have that takes no time but SHA-256's: the padded chain's. The last table sets what the
-project asks of itself beside what was measured.
+all. What runs on one thread is measured in that thread's processor time, so that other processes do not count. What
+runs on two is measured by the clock, beside two bare chains on two threads: **limit** says how these scaled, and
+rounds in which they did not, because the second processor was busy, are left out as long as enough others are left.
+
+A ratio above 1 says how many times faster kvhash is; for the bare chain, how many times slower. Where vLLM is the
+peer, **limit** is the ratio that a kvhash would have that takes no time but SHA-256's: the padded chain's. The last
+table sets what the project asks of itself beside what was measured.
 """
 
 from __future__ import annotations
@@ -45,6 +49,10 @@ from kvhash.serialize import encode_cbor, encode_pickle5
 NUM_TOKENS = 65_536
 VOCABULARIES = (24, 32_000, 152_000)
 BLOCKS = (16, 32, 256)
+#: Two bare chains that scale so far had two processors.
+FREE = 1.8
+#: The longest that a row waits for rounds in which both processors are free.
+PATIENCE = 20.0
 WRITERS = {"sha256": encode_pickle5, "sha256_cbor": encode_cbor}
 
 
@@ -64,7 +72,7 @@ class Row:
     limit: float | None = None
 
     def __str__(self) -> str:
-        limit = "" if self.limit is None else f"{self.limit:.1f}x"
+        limit = "" if self.limit is None else f"{self.limit:.2f}x"
         cells = (
             self.algorithm, self.block, self.vocabulary, self.prompts, self.given, self.peer,
             f"{self.ours * 1e3:.3f} ms", f"{self.theirs * 1e3:.3f} ms", f"{self.ratio:.2f}x", limit,
@@ -83,14 +91,20 @@ def _backend(name: str, **options: Any) -> kvhash.BlockHasher:
 
 
 def _medians(rounds: int, *works: Callable[[], Any]) -> list[float]:
-    """Return the median seconds of each work, run in turn."""
+    """Return the median seconds of processor time of each work, run in turn."""
     times: list[list[float]] = [[] for _ in works]
     for _ in range(rounds):
         for work, seen in zip(works, times, strict=True):
-            start = time.perf_counter()
+            start = time.thread_time()
             work()
-            seen.append(time.perf_counter() - start)
+            seen.append(time.thread_time() - start)
     return [statistics.median(seen) for seen in times]
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
 
 
 def _tokens(vocabulary: int, count: int = NUM_TOKENS) -> list[int]:
@@ -189,34 +203,47 @@ class Bench:
                 )  # fmt: skip
 
     def batches(self) -> None:
-        """Many prompts in one call, over two threads against one; and what two threads give SHA-256 alone."""
-        lengths = [117] * 8_000
-
-        def two_chains() -> None:
-            other = threading.Thread(target=self._bare, args=(lengths,), kwargs={"padded": True})
-            other.start()
-            self._bare(lengths, padded=True)
-            other.join()
-
+        """Many prompts in one call, over two threads against one, beside two bare chains on two threads."""
         for algorithm in ("sha256_cbor", "sha256"):
             hasher = _backend("native", algorithm=algorithm, block_size=16)
             for count in (1, 8, 64):
                 prompts = [_tokens(152_000 + i, 4096) for i in range(count)]
                 for given, batch in (("lists", prompts), ("buffers", [array("I", ids) for ids in prompts])):
-                    two, one = _medians(
-                        self.rounds,
-                        lambda: hasher.hash_batch(batch, threads=2),  # noqa: B023
-                        lambda: hasher.hash_batch(batch, threads=1),  # noqa: B023
+                    two, one, limit = self._on_two_threads(
+                        lambda threads: hasher.hash_batch(batch, threads=threads),  # noqa: B023
+                        lengths=[117] * (128 * count),
                     )
                     self._add(
                         algorithm, 16, 152_000, prompts=count,
-                        given=given, peer="kvhash on one thread", ours=two, theirs=one, ratio=one / two,
+                        given=given, peer="kvhash on one thread", ours=two, theirs=one, ratio=one / two, limit=limit,
                     )  # fmt: skip
-        two, one = _medians(self.rounds, two_chains, lambda: self._bare(lengths, padded=True))
-        self._add(
-            "bare chain", 0, 0, prompts=2,
-            given="nothing", peer="a bare chain on one thread", ours=two, theirs=2 * one, ratio=2 * one / two,
-        )  # fmt: skip
+
+    def _on_two_threads(
+        self, work: Callable[[int], Any], *, lengths: list[int]
+    ) -> tuple[float, float, float]:
+        """Return the median seconds of `work` on two threads and on one, and how two bare chains scaled meanwhile."""
+
+        def bare() -> None:
+            self._bare(lengths, padded=True)
+
+        def bare_twice() -> None:
+            other = threading.Thread(target=bare)
+            other.start()
+            bare()
+            other.join()
+
+        seen: list[tuple[float, float, float]] = []
+        started = time.monotonic()
+        while len(seen) < 5 * self.rounds and time.monotonic() - started < PATIENCE:
+            before = _seconds(bare) / _seconds(bare_twice)
+            two, one = _seconds(lambda: work(2)), _seconds(lambda: work(1))
+            seen.append((two, one, 2 * min(before, _seconds(bare) / _seconds(bare_twice))))
+            if sum(scaled >= FREE for *_, scaled in seen) >= self.rounds:
+                break
+        free = [one for one in seen if one[2] >= FREE]
+        kept = free if len(free) >= 3 else seen
+        two, one, scaled = (statistics.median(column) for column in zip(*kept, strict=True))
+        return two, one, scaled
 
     def appends(self) -> None:
         """One token to a long chain, against one to a short chain."""
@@ -246,10 +273,11 @@ class Bench:
                 continue
             met = row.ratio <= asked if at_most else row.ratio >= asked
             sign = "<=" if at_most else ">="
-            limit = "" if row.limit is None else f"{row.limit:.1f}x"
-            print(
-                f"{text:<66}  {sign} {asked:>4}x  {row.ratio:>6.2f}x  {limit:>6}  {'met' if met else 'MISSED'}"
-            )
+            limit = "" if row.limit is None else f"{row.limit:.2f}x"
+            verdict = "met" if met else "MISSED"
+            if not met and row.limit is not None and row.limit < asked:
+                verdict = "not to be told here: SHA-256 alone does not reach it"
+            print(f"{text:<66}  {sign} {asked:>4}x  {row.ratio:>6.2f}x  {limit:>6}  {verdict}")
 
 
 #: What is asked: text, the row that answers, the ratio, and whether it is the most or the least.

@@ -1,8 +1,8 @@
 """Installs a wheel into a clean environment of every CPython found and runs the SDK's tests there, without Rust.
 
 The wheel must be one for every CPython from 3.10 on (``cp310-abi3``) with the native module, the stub and the test
-vectors in it. Each environment has the wheel, its dependencies and what the tests need; no ``cargo`` is on its path,
-and the native backend is forced.
+vectors in it. Each environment has the wheel, its dependencies, the tokenizer extra and what the tests need; no
+``cargo`` is on its path, and the native backend is forced.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def try_in(python: Path, wheel: Path, tests: list[str]) -> bool:
         )
         return (
             run(python, "-m", "venv", place)
-            and run(*pip, wheel.resolve(), *TEST_NEEDS)
+            and run(*pip, f"{wheel.resolve()}[tokenizer]", *TEST_NEEDS)
             and run(inside, "-c", where)
             and run(place / "bin" / "kvhash", "--version")
             and run(

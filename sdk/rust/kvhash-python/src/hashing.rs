@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use pyo3::pybacked::{PyBackedBytes, PyBackedStr};
 use pyo3::types::{PyBytes, PyInt, PyList};
 
-use crate::sequence::{sequence_len, DigestList, SmallInts};
+use crate::sequence::{sequence_len, DigestList, NarrowInts};
 use crate::tokens::{Data, Tokens};
 
 /// From so many tokens on the interpreter is let go while they are hashed: some two milliseconds of work. Below, each
@@ -227,9 +227,9 @@ fn hash_tokens<'py>(
     if let Some(len) = sequence_len(tokens).filter(|len| *len < DETACH_FROM) {
         // The list comes first: making one may run finalizers, and no Python code may run behind `ints`.
         let mut digests = DigestList::new(py, len / span)?;
-        if let Some(mut ints) = SmallInts::of(tokens, span) {
+        if let Some(mut ints) = NarrowInts::of(tokens, span) {
             hasher.hash_blocks(&mut ints, |hash| digests.push(hash.digest().unwrap_or_default()));
-            if ints.all_were_small() {
+            if ints.all_were_narrow() {
                 return Ok(digests.finish());
             }
         }

@@ -187,11 +187,11 @@ enum Items {
     Tuple(*mut ffi::PyObject),
 }
 
-/// The blocks of a list or tuple of small ints, read as they are hashed: reading a block takes little time beside the
+/// The blocks of a list or tuple of ints that 32 bits hold, read as they are hashed: reading a block takes little time beside the
 /// digest of the one before it.
 ///
 /// No Python code may run between two blocks, so that the object cannot change under them.
-pub(crate) struct SmallInts<'py> {
+pub(crate) struct NarrowInts<'py> {
     items: Items,
     len: usize,
     small: usize,
@@ -222,7 +222,7 @@ impl Items {
     }
 }
 
-impl<'py> SmallInts<'py> {
+impl<'py> NarrowInts<'py> {
     /// The blocks of `span` items; `None` for what is neither a list nor a tuple, and where small ints are not known.
     pub(crate) fn of(object: &'py Bound<'_, PyAny>, span: usize) -> Option<Self> {
         let small = SMALL_INT.get().copied()?;
@@ -231,7 +231,7 @@ impl<'py> SmallInts<'py> {
         Some(Self { items, len, small, blocks: len / span, place: 0, block, alive: PhantomData })
     }
 
-    /// Read the next items into the block; whether all are small ints.
+    /// Read the next items into the block; whether all are such ints.
     #[inline]
     fn read_block(&mut self) -> bool {
         // SAFETY (of all): the object lives as long as `self`, is of the kind named, and the places are within its
@@ -245,8 +245,8 @@ impl<'py> SmallInts<'py> {
         }
     }
 
-    /// Whether every block was read and what follows them is small ints too.
-    pub(crate) fn all_were_small(mut self) -> bool {
+    /// Whether every block was read and what follows them are such ints too.
+    pub(crate) fn all_were_narrow(mut self) -> bool {
         if self.blocks > 0 {
             return false;
         }
@@ -256,29 +256,48 @@ impl<'py> SmallInts<'py> {
 
     #[inline]
     fn fill(&mut self, item: impl Fn(usize) -> *mut ffi::PyObject) -> bool {
+        let (small, place) = (self.small, self.place);
         for (i, to) in self.block.iter_mut().enumerate() {
-            let item = item(self.place + i);
             // SAFETY: the item is a live borrowed reference, or null with an exception set.
-            unsafe {
-                if item.is_null() {
-                    ffi::PyErr_Clear();
-                    return false;
-                }
-                if ffi::PyLong_CheckExact(item) == 0 {
-                    return false;
-                }
-                let (word, digit) = word_and_digit(item);
-                if word != self.small {
-                    return false;
-                }
-                *to = digit;
+            match unsafe { narrow_int(item(place + i), small) } {
+                Some(digit) => *to = digit,
+                None => return false,
             }
         }
         true
     }
 }
 
-impl kvhash::Blocks for SmallInts<'_> {
+/// The value of an int that 32 bits hold; `None` for any other item.
+///
+/// # Safety
+/// `item` is a live object, or null with an exception set.
+#[inline]
+unsafe fn narrow_int(item: *mut ffi::PyObject, small: usize) -> Option<u32> {
+    // SAFETY: as told above; only an int is read as one.
+    unsafe {
+        if item.is_null() {
+            ffi::PyErr_Clear();
+            return None;
+        }
+        if ffi::PyLong_CheckExact(item) == 0 {
+            return None;
+        }
+        let (word, digit) = word_and_digit(item);
+        if word == small {
+            return Some(digit);
+        }
+    }
+    other_int(item)
+}
+
+/// Zero, which has no digit, and ints of two digits that 32 bits hold.
+#[cold]
+fn other_int(item: *mut ffi::PyObject) -> Option<u32> {
+    read_int(item, None).and_then(|value| u32::try_from(value).ok())
+}
+
+impl kvhash::Blocks for NarrowInts<'_> {
     type Token = u32;
 
     #[inline]
