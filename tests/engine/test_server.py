@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from engine_ref.model_info import ModelInfo
 from engine_ref.rank_process import RankProcess
 from engine_ref.runner import NullRunner
 from engine_ref.server import Frontend
@@ -20,6 +21,7 @@ from kvhash.events.records import Batch
 from kvhash.events.schema import BlockStored
 from kvhash.events.subscriber import Source, Subscriber
 
+from .clients import run_clients
 from .running import DEADLINE_S, serving, small_options, wait_for
 
 
@@ -330,6 +332,36 @@ def test_bad_chat_and_text_are_400s(chatty: httpx.Client, path: str, body: Any, 
         return
     assert answer.status_code == 400
     assert says in answer.json()["error"]["message"]
+
+
+SPECULATIVE = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 2}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"async_scheduling": True},
+        {"speculative_config": SPECULATIVE},
+        {"num_gpu_blocks": 60, "max_num_seqs": 8},
+        {"num_gpu_blocks": 60, "async_scheduling": True, "max_num_batched_tokens": 32},
+        {"enable_prefix_caching": False},
+        {"enable_chunked_prefill": False, "max_num_batched_tokens": 200},
+        {"long_prefill_token_threshold": 16},
+        {"decode_context_parallel_size": 2},
+        {"scheduling_policy": "priority", "watermark": 0.1},
+        {"info": ModelInfo(layers=(None, 16))},
+    ],
+    ids=lambda changes: "-".join(changes),
+)
+def test_tokens_do_not_depend_on_the_settings(changes: dict[str, Any]) -> None:
+    """However the engine schedules, drafts, preempts or groups its cache, many clients get the same tokens."""
+    options = small_options(**{"max_model_len": 140, "num_gpu_blocks": 300, **changes})
+    with serving(options) as (client, _):
+        tally = run_clients(str(client.base_url), clients=8, seconds=0.5)
+        assert tally.answered
+        assert not tally.wrong
+        wait_for(lambda: metric(client, "vllm:num_requests_running") == 0, "the end of every request")
+        assert metric(client, "vllm:kv_cache_usage_perc") == 0
 
 
 def test_ranks_are_processes_behind_one_server() -> None:
