@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,10 @@ import pytest
 
 from engine_ref.model_info import ModelInfo
 from engine_ref.rank_process import RankProcess
+from engine_ref.request import Request
 from engine_ref.runner import NullRunner
+from engine_ref.sampling import TokenLogprobs
+from engine_ref.scheduler import StepPlan
 from engine_ref.server import Frontend
 from engine_ref.server.text import EngineTokenizer
 from kvhash import BlockHasher
@@ -332,6 +335,50 @@ def test_bad_chat_and_text_are_400s(chatty: httpx.Client, path: str, body: Any, 
         return
     assert answer.status_code == 400
     assert says in answer.json()["error"]["message"]
+
+
+class SureRunner(NullRunner):
+    """Reports log-probabilities as a model's runner does: each token's own, and one other."""
+
+    def execute(self, plan: StepPlan, requests: Mapping[str, Request]) -> dict[str, list[int]]:
+        """Give the usual tokens, and a report of each."""
+        sampled = super().execute(plan, requests)
+        for request_id, tokens in sampled.items():
+            request = requests[request_id]
+            for position in range(1, request.num_prompt_tokens):
+                self._note(request, position, request.all_token_ids[position])
+            for i, token in enumerate(tokens):
+                self._note(request, request.num_tokens + i, token)
+        return sampled
+
+    @staticmethod
+    def _note(request: Request, position: int, token: int) -> None:
+        request.logprobs[position] = TokenLogprobs(token, -0.5, 2, {7: -0.25, token: -0.5})
+
+
+def test_logprobs_are_in_the_forms_of_the_apis(
+    monkeypatch: pytest.MonkeyPatch, tokenizer_folder: Path
+) -> None:
+    """What a runner reports is in completions, streams, chats and prompt logprobs, each in its own form."""
+    monkeypatch.setattr("engine_ref.build.make_runner", lambda options: SureRunner(vocab_size=400))
+    with serving(small_options(), tokenizer=EngineTokenizer(tokenizer_folder)) as (client, _):
+        body = {"prompt": [10, 11, 12], "max_tokens": 3, "logprobs": 1, "prompt_logprobs": 1}
+        choice = complete(client, **body, return_token_ids=True)["choices"][0]
+        shown = choice["logprobs"]
+        assert shown["token_logprobs"] == [-0.5] * 3
+        assert [set(top.values()) for top in shown["top_logprobs"]] == [{-0.25, -0.5}] * 3
+        assert shown["text_offset"][0] == 0
+        assert choice["prompt_logprobs"][0] is None
+        assert choice["prompt_logprobs"][1]["11"]["rank"] == 2
+        lines = client.post("/v1/completions", json={**body, "stream": True}).text.split("\n\n")
+        chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        streamed = [token for chunk in chunks for token in chunk["choices"][0]["logprobs"]["tokens"]]
+        assert streamed == shown["tokens"]
+        chat = {"messages": MESSAGES, "max_tokens": 2, "logprobs": True, "top_logprobs": 2}
+        content = client.post("/v1/chat/completions", json=chat).json()["choices"][0]["logprobs"]["content"]
+        assert [entry["logprob"] for entry in content] == [-0.5] * 2
+        assert len(content[0]["top_logprobs"]) == 2
+        assert complete(client, prompt=[10, 11], max_tokens=1)["choices"][0]["logprobs"] is None
 
 
 SPECULATIVE = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 2}
