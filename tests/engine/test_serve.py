@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import subprocess
@@ -15,13 +16,13 @@ import pytest
 
 from kvhash import BlockHasher
 from kvhash.events.records import Batch, Gap, Lost, Record, Restart
-from kvhash.events.schema import BlockStored
+from kvhash.events.schema import AllBlocksCleared, BlockStored
 from kvhash.events.subscriber import Source, Subscriber
 from kvhash.events.verify import Verifier
 
 from ..ports import free_base
 from .clients import run_clients
-from .running import DEADLINE_S, ROOT, Served, process, wait_for
+from .running import DEADLINE_S, ROOT, Served, process, run_here, wait_for
 
 SMALL = (
     "--block-size",
@@ -100,16 +101,22 @@ def test_being_told_to_end_loses_no_event(tmp_path: Path, ranks: int) -> None:
     arguments = (*SMALL, *QUIET, "--kv-events-config", json.dumps(config), "-dp", str(ranks))
     sources = [Source(f"tcp://127.0.0.1:{port + rank}") for rank in range(ranks)]
     records: list[Record] = []
-    with (
-        process(log, *arguments) as served,
-        Subscriber(sources, from_seq="start", idle_timeout=1) as subscriber,
-    ):
-        reading = threading.Thread(target=lambda: records.extend(subscriber), daemon=True)
+    ended = threading.Event()
+
+    def read(subscriber: Subscriber) -> None:
+        """Keep what comes; once the engine has ended, until nothing more comes."""
+        while (record := subscriber.poll(1)) is not None or not ended.is_set():
+            records.extend(() if record is None else (record,))
+
+    with process(log, *arguments) as served, Subscriber(sources, from_seq="start") as subscriber:
+        reading = threading.Thread(target=read, args=(subscriber,), daemon=True)
         reading.start()
+        numbers = itertools.count()
 
         def seen() -> bool:
+            """Publish something new on each rank; whether each was heard of."""
             for rank in range(ranks):
-                body = {"prompt": [len(records)] * 9, "max_tokens": 1}
+                body = {"prompt": [next(numbers) % 30_000] * 9, "max_tokens": 1}
                 headers = {"X-data-parallel-rank": str(rank)}
                 httpx.post(f"{served.url}/v1/completions", json=body, headers=headers, timeout=DEADLINE_S)
             return {r.rank for r in records if isinstance(r, Batch)} == set(range(ranks))
@@ -119,6 +126,7 @@ def test_being_told_to_end_loses_no_event(tmp_path: Path, ranks: int) -> None:
         clients.start()
         wait_for(lambda: len(records) > 50, "some load")
         assert served.terminate() == 0
+        ended.set()
         clients.join(DEADLINE_S)
         reading.join(DEADLINE_S)
     first_seen = {r.rank: r.seq for r in reversed(records) if isinstance(r, Batch)}
@@ -135,7 +143,8 @@ def _run_until_refused(served: Served) -> None:
         for number in range(100_000):
             try:
                 client.post(
-                    f"{served.url}/v1/completions", json={"prompt": [number % 30_000] * 9, "max_tokens": 1}
+                    f"{served.url}/v1/completions",
+                    json={"prompt": [1 + number % 30_000] * 9, "max_tokens": 1},
                 )
             except httpx.HTTPError:
                 return
@@ -151,10 +160,15 @@ def test_every_published_hash_is_the_sdks(tmp_path: Path) -> None:
         assert not tally.wrong
         verifier = Verifier(vllm="0.32.0", algorithm="sha256", block_size=4, hash_seed="0")
         source = Source(f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{port + 1}")
-        with Subscriber(source, from_seq="start", idle_timeout=1) as subscriber:
-            for record in subscriber:
-                if isinstance(record, Batch):
-                    verifier.feed(record.batch)
+        reset = httpx.post(f"{served.url}/reset_prefix_cache", timeout=DEADLINE_S)
+        assert reset.json() == {"success": True}
+        with Subscriber(source, from_seq="start") as subscriber:
+            while True:
+                record = next_record(subscriber)
+                assert isinstance(record, Batch)
+                verifier.feed(record.batch)
+                if AllBlocksCleared() in record.batch.events:
+                    break
     assert verifier.verdicts["match"] > 50
     assert set(verifier.verdicts) == {"match"}
 
@@ -204,12 +218,6 @@ def test_two_hundred_clients_for_five_minutes(tmp_path: Path) -> None:
     serve_many(tmp_path, seconds=300)
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line to its end."""
-    command = [sys.executable, "-m", "engine_ref", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=DEADLINE_S)
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -243,24 +251,26 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
             ("serve", "m", "--kv-events-config", '{"enable_kv_cache_events":true,"endpoint":"udp://x"}'),
             "no endpoint",
         ),
-        (
-            (
-                "serve",
-                "m",
-                "-dp",
-                "2",
-                "--kv-events-config",
-                '{"enable_kv_cache_events":true,"endpoint":"udp://x"}',
-            ),
-            "no endpoint",
-        ),
     ],
 )
 def test_bad_flags_are_one_line_and_exit_2(arguments: tuple[str, ...], says: str) -> None:
     """What the engine cannot start with is said before it starts, without a traceback."""
-    done = run(*arguments, *(("--port", "0") if len(arguments) > 1 else ()))
+    done = run_here(*arguments, *(("--port", "0") if len(arguments) > 1 else ()))
     assert (done.returncode, done.stdout) == (2, "")
     assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_rank_that_cannot_start_ends_all() -> None:
+    """What is wrong in a rank's own process is said once, by the server, which starts nothing."""
+    config = '{"enable_kv_cache_events":true,"endpoint":"udp://x"}'
+    command = ("-m", "engine_ref", "serve", "m", "--port", "0", "-dp", "2", "--kv-events-config", config)
+    done = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, check=False, cwd=ROOT, timeout=DEADLINE_S
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "rank 0" in done.stderr
+    assert "no endpoint" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -268,7 +278,7 @@ def test_a_port_in_use_is_said(tmp_path: Path) -> None:
     """The second server on a port ends with exit code 2 and says which."""
     with process(tmp_path / "log", *SMALL) as served:
         port = served.url.rsplit(":", 1)[1]
-        done = run("serve", "m", "--port", port)
+        done = run_here("serve", "m", "--port", port)
         assert done.returncode == 2
         assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
 
