@@ -35,19 +35,20 @@ SMALL = (
 QUIET = ("--uvicorn-log-level", "warning")
 
 
-def events_on(port: int) -> tuple[str, ...]:
-    """Return the flags that publish on two fixed ports."""
+def events_on(port: int, *, apart: int = 1) -> tuple[str, ...]:
+    """Return the flags that publish on a port and replay on one `apart` from it."""
     config = {
         "enable_kv_cache_events": True,
         "endpoint": f"tcp://*:{port}",
-        "replay_endpoint": f"tcp://*:{port + 1}",
+        "replay_endpoint": f"tcp://*:{port + apart}",
     }
     return ("--kv-events-config", json.dumps(config))
 
 
-def complete(url: str, prompt: list[int]) -> None:
-    """Run one request."""
-    answer = httpx.post(f"{url}/v1/completions", json={"prompt": prompt, "max_tokens": 1}, timeout=DEADLINE_S)
+def complete(url: str, prompt: list[int], rank: int = 0) -> None:
+    """Run one request on a rank."""
+    body, headers = {"prompt": prompt, "max_tokens": 1}, {"X-data-parallel-rank": str(rank)}
+    answer = httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=DEADLINE_S)
     assert answer.status_code == 200, answer.text
 
 
@@ -67,28 +68,31 @@ def stored(record: Record) -> list[tuple[int | bytes, ...]]:
     return [event.block_hashes for event in record.batch.events if isinstance(event, BlockStored)]
 
 
-def test_kill_and_restart_shows_as_a_restart(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_kill_and_restart_shows_as_a_restart(tmp_path: Path, ranks: int) -> None:
     """After kill -9 a subscriber that stays connected sees Restart, then the new life's batches; no one needs help."""
-    port = free_base(1)
+    port = free_base(1, 2, 3)
     hasher = BlockHasher(block_size=4, algorithm="sha256_cbor", hash_seed="0")
-    source = Source(f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{port + 1}")
+    arguments = (*SMALL, *QUIET, "-dp", str(ranks), *events_on(port, apart=ranks))
+    rank = ranks - 1
+    source = Source(f"tcp://127.0.0.1:{port + rank}", f"tcp://127.0.0.1:{port + ranks + rank}")
     with Subscriber(source, from_seq="start", probe_idle_s=0.5) as subscriber:
-        with process(tmp_path / "log", *SMALL, *QUIET, *events_on(port)) as first:
+        with process(tmp_path / "log", *arguments) as first:
             for start in (0, 100, 200):
-                complete(first.url, list(range(start, start + 9)))
+                complete(first.url, list(range(start, start + 9)), rank)
             for start in (0, 100, 200):
                 expected = tuple(hasher.chain(list(range(start, start + 9))).external())
                 assert stored(next_record(subscriber)) == [expected]
             first.process.kill()
             first.process.wait(DEADLINE_S)
-        with process(tmp_path / "log", *SMALL, *QUIET, *events_on(port)) as second:
-            complete(second.url, list(range(300, 309)))
+        with process(tmp_path / "log", *arguments) as second:
+            complete(second.url, list(range(300, 309)), rank)
             restart = next_record(subscriber, Restart)
             assert isinstance(restart, Restart)
             assert restart.last_seq == 2
             batch = next_record(subscriber)
             assert isinstance(batch, Batch)
-            assert batch.seq == 0
+            assert (batch.seq, batch.batch.data_parallel_rank) == (0, rank)
             assert stored(batch) == [tuple(hasher.chain(list(range(300, 309))).external())]
 
 
