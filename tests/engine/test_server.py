@@ -21,11 +21,13 @@ from engine_ref.server import Frontend
 from engine_ref.server.text import EngineTokenizer
 from kvhash import BlockHasher
 from kvhash.events.records import Batch
-from kvhash.events.schema import BlockStored
+from kvhash.events.schema import AllBlocksCleared, BlockStored
 from kvhash.events.subscriber import Source, Subscriber
 
 from .clients import run_clients
 from .running import DEADLINE_S, serving, small_options, wait_for
+
+HASHER = BlockHasher(block_size=4, algorithm="sha256_cbor", hash_seed="0")
 
 
 @pytest.fixture
@@ -219,7 +221,7 @@ def test_reset_under_load_needs_its_flag() -> None:
     options = small_options(max_model_len=4000, num_gpu_blocks=1002)
     body = {"prompt": [1] * 9, "max_tokens": 3000, "stream": True}
     with (
-        serving(options) as (client, _),
+        serving(options) as (client, frontend),
         client.stream("POST", "/v1/completions", json=body) as stream,
     ):
         lines = stream.iter_lines()
@@ -232,6 +234,9 @@ def test_reset_under_load_needs_its_flag() -> None:
         tokens = [token for line in text for token in json.loads(line)["choices"][0]["token_ids"]]
         assert tokens == expected_tokens([1] * 9, 3000)[-len(tokens) :]
         assert metric(client, "vllm:num_preemptions_total") == 1
+        with httpx.Client(base_url=client.base_url, timeout=DEADLINE_S) as other:
+            complete(other, prompt=[9] * 9, max_tokens=1)
+        assert cleared_before(frontend, tuple(HASHER.chain([9] * 9).external())) == 1
 
 
 def test_connector_brings_back_what_was_reset() -> None:
@@ -255,6 +260,30 @@ def test_connector_brings_back_what_was_reset() -> None:
         both = "/reset_prefix_cache?reset_external=true"
         assert wait_for(lambda: client.post(both).json()["success"], "the reset of both")
         assert cached(complete(client, **body)) == 0
+
+
+def cleared_before(frontend: Frontend, marker: tuple[Any, ...]) -> int:
+    """Return how often the cache was cleared before the block hashes `marker` were stored."""
+    cleared = 0
+    endpoint, replay = frontend.ranks[0].endpoints
+    with Subscriber(Source(str(endpoint), replay), from_seq="start") as subscriber:
+        while True:
+            record = subscriber.poll(DEADLINE_S)
+            assert record is not None
+            for event in record.batch.events if isinstance(record, Batch) else ():
+                cleared += isinstance(event, AllBlocksCleared)
+                if isinstance(event, BlockStored) and event.block_hashes == marker:
+                    return cleared
+
+
+def test_a_long_prompt_again_hits_all_but_its_last_block() -> None:
+    """4,096 tokens sent twice with blocks of 16: 4,080 hits, since the last token must be computed."""
+    options = small_options(block_size=16, max_model_len=8192, num_gpu_blocks=600)
+    with serving(options) as (client, _):
+        body = {"prompt": [number % 1000 for number in range(4096)], "max_tokens": 1}
+        assert cached(complete(client, **body)) == 0
+        assert cached(complete(client, **body)) == 4080
+        assert metric(client, "vllm:prefix_cache_hits_total") == 4080
 
 
 @pytest.fixture(scope="module")
@@ -419,7 +448,7 @@ def test_ranks_are_processes_behind_one_server() -> None:
         return RankProcess(options, deliver, rank=rank)
 
     prompt = list(range(17))
-    hashes = tuple(BlockHasher(block_size=4, algorithm="sha256_cbor", hash_seed="0").chain(prompt).external())
+    hashes = tuple(HASHER.chain(prompt).external())
     with serving(options, make_rank=make_rank, ranks=2) as (client, frontend):
         for rank in (0, 1, 0, 1):
             headers = {"X-data-parallel-rank": str(rank)}
