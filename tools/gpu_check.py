@@ -272,7 +272,8 @@ def main() -> int:
     started = time.perf_counter()
     report.say(
         f"{datetime.datetime.now(tz=datetime.timezone.utc):%Y-%m-%d}, {torch.cuda.get_device_name()}, "
-        f"commit {commit()}, torch {torch.__version__}, triton {triton.__version__}, transformers {transformers.__version__}"
+        f"commit {commit()}, torch {torch.__version__}, triton {triton.__version__}, "
+        f"transformers {transformers.__version__}"
     )
     with torch.inference_mode():
         check_kernels(report, args.cases)
