@@ -30,7 +30,9 @@ class Case:
     sequences: tuple[tuple[int, int], ...]  # (computed before, new tokens)
 
 
-def cases(count: int, *, seed: int = 0, longest: int = 90, dtypes: tuple[str, ...] = ("float32",)) -> Iterator[Case]:
+def cases(
+    count: int, *, seed: int = 0, longest: int = 60, dtypes: tuple[str, ...] = ("float32",)
+) -> Iterator[Case]:
     """Yield random cases: decodes, chunks after a prefix and fresh prompts mixed."""
     rng = random.Random(seed)
     for number in range(count):
@@ -102,8 +104,7 @@ def difference(case: Case, *, device: str = "cpu", splits: int | None = 0) -> tu
     got, pages = run(backend, dtype)
     assert got.shape == right.shape
     written = max(
-        float((a.double() - b).abs().max())
-        for a, b in zip(pages.parts(), right_pages.parts(), strict=True)
+        float((a.double() - b).abs().max()) for a, b in zip(pages.parts(), right_pages.parts(), strict=True)
     )
     return float((got.double() - right).abs().max()), written
 
@@ -113,7 +114,9 @@ def main() -> None:
     count, seed = int(sys.argv[1]), int(sys.argv[2])
     for case in cases(count, seed=seed, dtypes=("float32", "float32", "float16")):
         output, pages = difference(case)
-        print(json.dumps({"case": repr(case), "dtype": case.dtype, "output": output, "pages": pages}))
+        sys.stdout.write(
+            json.dumps({"case": repr(case), "dtype": case.dtype, "output": output, "pages": pages}) + "\n"
+        )
 
 
 if __name__ == "__main__":
