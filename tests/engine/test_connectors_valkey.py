@@ -151,10 +151,11 @@ def test_killed_server_costs_hits_only(server: Server, caplog: pytest.LogCapture
     assert core.reset_prefix_cache()
     with caplog.at_level(logging.WARNING):
         for number in range(3):
-            prompt = PROMPT + [number]
+            prompt = [*PROMPT, number]
             request = send(core, f"b{number}", prompt)
             assert request.output_token_ids == alone(prompt)
-        saved(core)
+            saved(core)
+            assert core.reset_prefix_cache()
     assert len([r for r in caplog.records if "does not answer" in r.message]) == 1
     stats = core.connector_stats()["valkey"]
     assert stats["errors"] >= 1
