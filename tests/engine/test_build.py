@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -16,7 +17,7 @@ from engine_ref.runner import NullRunner
 from engine_ref.spec import FullAttentionSpec, SlidingWindowSpec
 from kvhash import KvHashError
 
-from .running import small_options
+from .running import ROOT, small_options
 
 
 def folder(path: Path, *, weights: bool = False, **config: Any) -> str:
@@ -90,3 +91,31 @@ def test_weights_and_torch_make_a_model_run(tmp_path: Path, monkeypatch: pytest.
     found["torch"] = False
     assert isinstance(build.make_runner(options), NullRunner)
     assert isinstance(build.make_runner(small_options()), NullRunner)
+
+
+WITHOUT_EXTRAS = """
+import subprocess
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("prometheus_client", "starlette", "uvicorn", "redis", "transformers", "torch"):
+            raise ImportError(name, name=name.split(".")[0])
+sys.meta_path.insert(0, Refuse())
+from engine_ref.cli import main
+sys.exit(main())
+"""
+
+
+def test_without_the_extras_serving_says_what_to_install() -> None:
+    """A bare installation records and plays traces; serving ends with exit code 2 and names the extra."""
+    for arguments, code, says in (
+        (("serve", "m", "--port", "0"), 2, "kvhash[serve]"),
+        (("record", "-"), 0, ""),
+    ):
+        command = [sys.executable, "-c", WITHOUT_EXTRAS, *arguments]
+        done = subprocess.run(
+            command, input='{"tokens":[1]}', capture_output=True, text=True, check=False, cwd=ROOT
+        )
+        assert done.returncode == code, done.stderr
+        assert says in done.stderr
+        assert "Traceback" not in done.stderr
