@@ -9,6 +9,7 @@ tokens are hashed on its input thread.
 from __future__ import annotations
 
 import gc
+import inspect
 import os
 import platform
 import queue
@@ -115,13 +116,15 @@ def time_vllm() -> list[float] | None:
     config = KVCacheConfig(
         num_blocks=60_000, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
     )
-    manager = KVCacheManager(
-        config,
-        max_model_len=LONG + 1000,
-        hash_block_size=BLOCK,
-        enable_caching=True,
-        enable_kv_cache_events=True,
-    )
+    settings: dict[str, Any] = {
+        "max_model_len": LONG + 1000,
+        "scheduler_block_size": BLOCK,
+        "hash_block_size": BLOCK,
+        "enable_caching": True,
+        "enable_kv_cache_events": True,
+    }
+    known = inspect.signature(KVCacheManager).parameters
+    manager = KVCacheManager(config, **{name: value for name, value in settings.items() if name in known})
     hasher = get_request_block_hasher(BLOCK, sha256_cbor)
     requests = []
     for number in range(RUNNING):
@@ -136,8 +139,11 @@ def time_vllm() -> list[float] | None:
         request.num_computed_tokens = request.num_tokens
         requests.append(request)
     times = []
+    gc.collect()
+    gc.freeze()
     for _ in range(STEPS):
         began = time.perf_counter()
+        manager.new_step_starts()
         for request in requests:
             request.append_output_token_ids(7)
             manager.allocate_slots(request, 1)

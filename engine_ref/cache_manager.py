@@ -160,20 +160,20 @@ class CacheManager:
             apply_cap=True,
         )
 
-    def first_token_in(self, request_id: str, block_ids: Container[int]) -> int | None:
-        """Return the first token of a request that lies in one of these blocks; None: it holds none of them."""
+    def first_token_in(self, rows: Sequence[Sequence[int]], block_ids: Container[int]) -> int | None:
+        """Return the first token of a block table (one row a group) that lies in one of these blocks, if any does."""
         return min(
             (
                 index * manager.block_size
-                for manager in self.coordinator.managers
-                for index, block in enumerate(manager.req_to_blocks.get(request_id, ()))
-                if not block.is_null and block.block_id in block_ids
+                for manager, row in zip(self.coordinator.managers, rows, strict=True)
+                for index, block_id in enumerate(row)
+                if block_id in block_ids
             ),
             default=None,
         )
 
     def block_ids_from(self, rows: Sequence[Sequence[int]], first: int) -> set[int]:
-        """Return the ids in a block table (one row a group) that hold the token `first` or later ones."""
+        """Return the ids in a block table that hold the token `first` or later ones, the null block apart."""
         return {
             block_id
             for manager, row in zip(self.coordinator.managers, rows, strict=True)

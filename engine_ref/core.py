@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -12,6 +11,7 @@ from .ngram import NgramDrafter
 from .request import Request, RequestStatus
 from .runner import ModelRunner, PagedRunner
 from .scheduler import SchedulerConfig, StepPlan, make_scheduler
+from .scheduler.in_flight import InFlight
 
 __all__ = ["EngineCore", "StepResult"]
 
@@ -58,7 +58,7 @@ class EngineCore:
         self._publish = publish
         self._limit = 2 if config.async_scheduling else 1
         self._drafter = None if config.async_scheduling else drafter
-        self._in_flight: deque[StepPlan] = deque()
+        self._in_flight = InFlight(self.scheduler.cache, tables=connector is not None)
 
     @property
     def has_work(self) -> bool:
@@ -137,21 +137,7 @@ class EngineCore:
             connector.start_load_kv(plan.connector_meta)
         if not plan.total_tokens and not any(later.total_tokens for later in self._in_flight):
             connector.wait(_IDLE_WAIT)
-        output = connector.get_finished()
-        stopped = self.scheduler.update_from_connector(output, plan)
-        plans = (plan, *self._in_flight)
-        for request in stopped:
-            for later in plans:
-                later.requests.pop(request.request_id, None)
-        for request_id in output.failed_loads:
-            if request_id in plan.num_scheduled_tokens:
-                plan.requests.pop(request_id, None)
-                for (
-                    later
-                ) in self._in_flight:  # it goes on there from what is not there, unless it starts again
-                    if later.starts(request_id):
-                        break
-                    later.requests.pop(request_id, None)
+        self.scheduler.update_from_connector(connector.get_finished(), plan, self._in_flight)
 
     def _end_broken(self, ran: dict[str, Request]) -> list[str]:
         """End the requests that the runner could not compute; nobody may hit what it wrote for them."""

@@ -15,6 +15,7 @@ from typing import TypeVar
 from .core import EngineCore
 from .report import EngineStats, FinishedRequest, Output, StepReport
 from .request import Request
+from .sampling import TokenLogprobs
 
 __all__ = ["EngineLoop"]
 
@@ -165,6 +166,8 @@ class EngineLoop:
             request.stop_reason,
             request.num_cached_tokens,
             request.error,
+            logprobs=_logprobs(request, token_ids),
+            prompt_logprobs=_prompt_logprobs(request, token_ids),
         )
 
     def _report(
@@ -249,6 +252,21 @@ class _Counted:
     def forget(self, request: Request) -> int:
         """Return the preemptions of a request that ended that were not counted yet."""
         return request.num_preemptions - self._preemptions.pop(request.request_id, 0)
+
+
+def _logprobs(request: Request, token_ids: list[int]) -> list[TokenLogprobs | None] | None:
+    if request.sampling.logprobs is None or not request.logprobs:
+        return None
+    end = request.num_tokens
+    return [request.logprobs.get(position) for position in range(end - len(token_ids), end)]
+
+
+def _prompt_logprobs(request: Request, token_ids: list[int]) -> list[TokenLogprobs | None] | None:
+    """Return them with the first output; the first token of a prompt has none."""
+    first = 0 < len(token_ids) == request.num_output_tokens
+    if request.sampling.prompt_logprobs is None or not request.logprobs or not first:
+        return None
+    return [request.logprobs.get(position) for position in range(request.num_prompt_tokens)]
 
 
 def _error(request_id: str, message: str, *, refused: bool = False) -> Output:

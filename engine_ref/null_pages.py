@@ -35,6 +35,8 @@ class NullPages:
         self.groups = cache.groups
         dcp = cache.decode_context_parallel_size
         self.sizes = [spec.block_size * (1 if isinstance(spec, MambaSpec) else dcp) for spec in cache.groups]
+        #: Pages put back by `write` since the start.
+        self.writes = 0
         self._pages: dict[int, bytearray] = {}
         self._tables: dict[str, list[list[int]]] = {}
         self._chains: dict[str, bytearray] = {}
@@ -77,6 +79,7 @@ class NullPages:
         if len(page) != self.page_bytes(group):
             raise ValueError(f"a page of group {group} is {self.page_bytes(group)} bytes, got {len(page)}")
         self._pages[block_id] = bytearray(page)
+        self.writes += 1
 
     def copy(self, source: int, target: int) -> None:
         """Copy a page."""

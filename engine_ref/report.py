@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from .sampling import TokenLogprobs
+
 __all__ = ["EngineRequest", "EngineStats", "FinishedRequest", "Output", "StepReport"]
 
 
@@ -45,6 +47,10 @@ class Output(msgspec.Struct, frozen=True):
     num_cached_tokens: int = 0
     error: str | None = None
     refused: bool = False
+    #: Of each new token, where the request asks for them and the runner knows them.
+    logprobs: list[TokenLogprobs | None] | None = None
+    #: Of each prompt token, with the first output.
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
 class FinishedRequest(msgspec.Struct, frozen=True):

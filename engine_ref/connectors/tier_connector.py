@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -40,6 +40,8 @@ __all__ = ["TierConnector"]
 _log = logging.getLogger(__name__)
 #: Keys of pages given to slow tiers that are remembered, so that a prefix hit again and again is not sent each time.
 _MAX_KNOWN = 1 << 17
+#: Pages of asynchronous loads written before one step, so that a long load does not hold up who is running.
+_MAX_WRITES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +56,18 @@ class _Page:
 
 @dataclass(slots=True)
 class _Load:
-    """The load of one request. ``content``: as far as it has come, None for a page that did not."""
+    """The load of one request. ``content``: as far as it has come, None for a page that did not.
+
+    ``written``: pages taken from it already; ``missing``: of these, the first tokens of those that did not come.
+    """
 
     request: Request
     pages: list[_Page]
     load_async: bool
     content: list[bytes | None] = field(default_factory=list)
     cancelled: bool = False
+    written: int = 0
+    missing: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +113,7 @@ class TierConnector(KVConnector):
         self._planned: list[_Load] = []
         self._loading: dict[str, _Load] = {}
         self._fetched: queue.SimpleQueue[_Load] = queue.SimpleQueue()
+        self._arrived: deque[_Load] = deque()
         self._failed: dict[str, int] = {}
         self._num_saved: dict[str, list[int]] = {}
         self._known: OrderedDict[bytes, None] = OrderedDict()
@@ -134,12 +142,14 @@ class TierConnector(KVConnector):
         start, limit = num_computed_tokens, self._limit(request)
         if not self._loads or start >= limit:
             return 0, False
+        lookup = self._lookups.get(request.request_id)
+        if lookup is not None and not lookup.done():
+            return None, False
         keys = self._keys(request, start, limit)
         asked = [key for row in keys.values() for key in row]
         where = {key: tier for tier in reversed(self._fast) for key in tier.contains(asked)}
         missing = [key for key in asked if key not in where]
         if missing and self._slow:
-            lookup = self._lookups.get(request.request_id)
             if lookup is None:
                 lookup = self._lookups[request.request_id] = self._threads.submit(self._look_up, missing)
                 lookup.add_done_callback(lambda _: self._news.set())
@@ -215,18 +225,25 @@ class TierConnector(KVConnector):
                 self._fetch(page.key, self._slow) if content is None else content
                 for page, content in zip(load.pages, load.content, strict=True)
             ]
-            self._write(load)
+            self._write(load, len(load.pages))
 
     def get_finished(self) -> ConnectorOutput:
-        """Write the pages that have come and say whose are all there."""
-        finished: list[str] = []
+        """Write pages that have come, a bounded number, and say whose are all there."""
         while not self._fetched.empty():
-            load = self._fetched.get()
+            self._arrived.append(self._fetched.get())
+        finished: list[str] = []
+        budget = _MAX_WRITES
+        while self._arrived and budget > 0:
+            load = self._arrived[0]
             if not load.cancelled:
-                request_id = load.request.request_id
-                del self._loading[request_id]
-                self._write(load)
-                finished.append(request_id)
+                budget -= self._write(load, budget)
+                if load.written < len(load.pages):
+                    break
+                del self._loading[load.request.request_id]
+                finished.append(load.request.request_id)
+            self._arrived.popleft()
+        if self._arrived:
+            self._news.set()
         failed, self._failed = self._failed, {}
         return ConnectorOutput(finished_recving=finished, failed_loads=failed)
 
@@ -268,10 +285,11 @@ class TierConnector(KVConnector):
                 return page
         return None
 
-    def _write(self, load: _Load) -> None:
-        """Write what came into the pages; note the first token of what did not."""
-        missing: list[int] = []
-        for page, content in zip(load.pages, load.content, strict=True):
+    def _write(self, load: _Load, count: int) -> int:
+        """Write up to `count` of the pages that came; returns how many it took. The last say what is missing."""
+        chunk = slice(load.written, load.written + count)
+        pages = load.pages[chunk]
+        for page, content in zip(pages, load.content[chunk], strict=True):
             if content is not None:
                 try:
                     self._runner.write_page(page.group, page.block_id, content)
@@ -280,19 +298,22 @@ class TierConnector(KVConnector):
                 else:
                     self._promote(load.request, page, content)
                     continue
-            missing.append(page.first)
+            load.missing.append(page.first)
             self._known.pop(page.key, None)  # it will be computed, and can be saved again
-        self.counters["loaded_blocks"] += len(load.pages) - len(missing)
+        load.written += len(pages)
+        if load.written == len(load.pages):
+            self._settle(load)
+        return len(pages)
+
+    def _settle(self, load: _Load) -> None:
+        total, missing = len(load.pages), len(load.missing)
+        self.counters["loaded_blocks"] += total - missing
         if missing:
-            self.counters["failed_blocks"] += len(missing)
+            request_id = load.request.request_id
+            self.counters["failed_blocks"] += missing
             self.counters["failed_loads"] += 1
-            self._failed[load.request.request_id] = min(missing)
-            _log.warning(
-                "%d of %d blocks of %s could not be loaded",
-                len(missing),
-                len(load.pages),
-                load.request.request_id,
-            )
+            self._failed[request_id] = min(load.missing)
+            _log.warning("%d of %d blocks of %s could not be loaded", missing, total, request_id)
 
     def _promote(self, request: Request, page: _Page, content: bytes) -> None:
         """Keep in the fast tiers what a slow one had; if it came from a fast one it becomes the last to go there."""

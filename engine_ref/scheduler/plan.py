@@ -81,9 +81,3 @@ class StepPlan:
     def total_tokens(self) -> int:
         """Tokens of all requests."""
         return sum(self.num_scheduled_tokens.values())
-
-    def starts(self, request_id: str) -> bool:
-        """Whether a request is planned with its whole block table: it is new, or starts again."""
-        return any(new.request_id == request_id for new in self.new_requests) or any(
-            cached.request_id == request_id and cached.resumed for cached in self.cached_requests
-        )

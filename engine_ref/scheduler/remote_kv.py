@@ -5,7 +5,7 @@ Without a connector it says "nothing" to every question.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..cache_manager import CacheManager, CacheStats
@@ -13,6 +13,7 @@ from ..connectors.base import ConnectorOutput, KVConnector
 from ..coordinator import Hit
 from ..request import Request, RequestStatus
 from ..spec import FullAttentionSpec
+from .in_flight import InFlight
 from .plan import StepPlan
 from .queue import make_queue
 
@@ -183,18 +184,21 @@ class RemoteKV:
 
     # ---- what the connector reports
 
-    def take(self, output: ConnectorOutput, plan: StepPlan, running: Sequence[Request]) -> list[Request]:
-        """Take in what is over; returns the running requests that must start again, with the hashes evicted.
+    def take(self, output: ConnectorOutput, plan: StepPlan, in_flight: InFlight) -> list[Request]:
+        """Take in what is over; returns requests that were to go on from what did not come, with the hashes evicted.
 
-        `plan`: the one whose synchronous loads have just been done.
+        `plan`: the one whose synchronous loads have just been done; `in_flight`: those after it. They do not run the
+        requests returned, nor those that have ended and would read the same.
         """
         bad: set[int] = set()
         for request_id, first in output.failed_loads.items():
             if request_id in self._before_load:
-                self._failed[request_id] = min(first, self._failed.get(request_id, first))
-            elif request_id not in self._ended:
-                bad |= self._cache.block_ids_from(_table(plan, request_id), first)
-        again = self._start_again(bad, running) if bad else []
+                self._fails_from(request_id, first)
+            elif (
+                request_id in plan.requests
+            ):  # else it was stopped before, and nobody can have gone on from it
+                bad |= self._cache.block_ids_from(in_flight.block_ids(request_id), first)
+        stopped = self._stop_readers(bad, plan, in_flight) if bad else []
         for request_id in output.finished_recving:
             if request_id in self._before_load:
                 self._over.add(request_id)
@@ -202,40 +206,34 @@ class RemoteKV:
                 self._free_ended(request_id)
         for request_id in output.finished_sending:
             self._free_ended(request_id)
-        return again
+        return stopped
 
-    def _start_again(self, bad: set[int], running: Sequence[Request]) -> list[Request]:
+    def _stop_readers(self, bad: set[int], plan: StepPlan, in_flight: InFlight) -> list[Request]:
         """Find all that goes on from blocks whose content did not come, and make those blocks unfindable.
 
         What a request computes after a bad block is bad too, and others may have hit that.
         """
-        firsts: dict[str, int] = {}
-        requests = [*running, *self.queue]
-        grown = True
-        while grown:
-            grown = False
-            for request in requests:
-                request_id = request.request_id
-                first = self._cache.first_token_in(request_id, bad)
-                if first is not None and first < firsts.get(request_id, first + 1):
-                    firsts[request_id], grown = first, True
-                    bad |= self._cache.block_ids_from(self._cache.block_ids(request_id), first)
+        stopped = in_flight.stop_readers(plan, bad)
         self._cache.pool.evict_blocks(bad)
-        again: list[Request] = []
-        for request in requests:
-            first = firsts.get(request.request_id)
+        for request in list(
+            self.queue
+        ):  # what they hit may be bad; nobody can go on from what they will compute
+            first = self._cache.first_token_in(self._cache.block_ids(request.request_id), bad)
             if first is None:
                 continue
             if request.request_id in self._before_load:
-                self._failed[request.request_id] = min(first, self._failed.get(request.request_id, first))
-                continue
-            self._count_failure(request, first, request.num_computed_tokens)
-            if request.status is RequestStatus.RUNNING:
-                again.append(request)
+                self._fails_from(request.request_id, first)
             else:  # loaded and not yet admitted: it looks again
+                self._count_failure(request, first, request.num_computed_tokens)
                 self._cache.free(request)
                 request.num_computed_tokens = 0
-        return again
+        for request in (r for r in stopped if not r.status.is_finished):
+            first = self._cache.first_token_in(self._cache.block_ids(request.request_id), bad)
+            self._count_failure(request, first or 0, request.num_computed_tokens)
+        return stopped
+
+    def _fails_from(self, request_id: str, first: int) -> None:
+        self._failed[request_id] = min(first, self._failed.get(request_id, first))
 
     def _count_failure(self, request: Request, first: int, computed: int) -> None:
         request.lose_cached_tokens(first)
@@ -251,14 +249,3 @@ class RemoteKV:
     def recomputes(self) -> bool:
         """Whether a request whose load failed is computed instead; else it ends with an error."""
         return self.connector is None or self.connector.kv_load_failure_policy == "recompute"
-
-
-def _table(plan: StepPlan, request_id: str) -> Sequence[Sequence[int]]:
-    """Return the block table with which a request was planned; it loads in the step in which it is admitted."""
-    for new in plan.new_requests:
-        if new.request_id == request_id:
-            return new.block_ids
-    for cached in plan.cached_requests:
-        if cached.request_id == request_id and cached.resumed:
-            return cached.new_block_ids or ()
-    raise KeyError(f"the connector reports a load of {request_id!r}, which the step does not load")

@@ -17,6 +17,7 @@ from ..events import KVEvent
 from ..managers.mamba import checkpoint_position
 from ..request import Request, RequestStatus
 from ..spec import MambaSpec
+from .in_flight import InFlight
 from .plan import CachedRequest, NewRequest, SchedulerConfig, StepPlan
 from .queue import make_queue
 from .remote_kv import External, RemoteKV
@@ -431,21 +432,22 @@ class Scheduler:
             self._free(request)
         return ended
 
-    def update_from_connector(self, output: ConnectorOutput, plan: StepPlan) -> list[Request]:
-        """Take in what a connector has done before the step of `plan` runs; returns the requests that it stopped.
+    def update_from_connector(self, output: ConnectorOutput, plan: StepPlan, in_flight: InFlight) -> None:
+        """Take in what a connector has done before the step of `plan` runs.
 
-        These were to go on from KV that did not come: none of the steps planned with them may run them. They start
-        again, or end with an error, as the connector's policy says.
+        Requests that were to go on from KV that did not come are taken out of the plans. They start again, or end
+        with an error, as the connector's policy says.
         """
-        again = self.remote.take(output, plan, self.running)
-        if again:
-            self.running = [request for request in self.running if request not in again]
+        stopped = self.remote.take(output, plan, in_flight)
+        if not stopped:
+            return
+        again = [request for request in self.running if request in stopped]
+        self.running = [request for request in self.running if request not in again]
         for request in reversed(again):
             self._preempt(request, drop_stale_output=True)
             if not self.remote.recomputes:
                 self.waiting.remove([request])
                 self._end_with_error(request)
-        return again
 
     def save_kv(self, plan: StepPlan) -> None:
         """Let the connector save what the step of `plan`, which has just run, computed of requests that go on."""

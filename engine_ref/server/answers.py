@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from ..sampling import TextStream
 from .frontend import Generation
+from .logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from .text import EngineTokenizer, TokenIdText
 
 __all__ = ["Answer", "Choice", "usage"]
@@ -41,6 +42,7 @@ class Choice:
         echo: str = "",
     ) -> None:
         self.index = index
+        self._tokenizer = tokenizer
         self.generation = generation
         self._include_stop = include_stop
         self._echo = echo
@@ -50,6 +52,10 @@ class Choice:
         self.text = ""
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
+
+    def token_text(self, token_id: int) -> str:
+        """Return the text of one token."""
+        return str(token_id) if self._tokenizer is None else self._tokenizer.decode([token_id])
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Take in tokens; returns the text that they add. Sets ``finish_reason`` with the last."""
@@ -93,15 +99,27 @@ class Answer:
         else:
             part["message"] = {"role": "assistant", "content": choice.text}
         part |= {
-            "logprobs": None,
+            "logprobs": self._logprobs(choice, 0),
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
         }
+        if choice.generation.prompt_logprobs is not None:
+            part["prompt_logprobs"] = prompt_logprobs(choice.generation.prompt_logprobs, choice.token_text)
         if self.token_ids:
             part["token_ids"] = choice.generation.token_ids
         if self.prompt_token_ids:
             part["prompt_token_ids"] = choice.generation.request.prompt_token_ids
         return part
+
+    def _logprobs(self, choice: Choice, first: int) -> dict[str, Any] | None:
+        """Return the log-probabilities from output token `first` on; None where none were asked for or known."""
+        known = choice.generation.logprobs
+        if not known:
+            return None
+        if self.kind == "chat":
+            return chat_logprobs(known[first:], choice.token_text)
+        before = sum(len(choice.token_text(token.token_id)) for token in known[:first] if token is not None)
+        return completion_logprobs(known[first:], choice.token_text, offset=before)
 
     def begin(self, choice: Choice) -> dict[str, Any] | None:
         """Return the chunk that begins a choice: a chat says who speaks."""
@@ -116,8 +134,9 @@ class Answer:
             part["text"] = text
         else:
             part["delta"] = {"content": text} if text else {}
+        first = len(choice.generation.token_ids) - len(token_ids)
         part |= {
-            "logprobs": None,
+            "logprobs": self._logprobs(choice, first),
             "finish_reason": choice.finish_reason,
             "stop_reason": choice.stop_reason,
         }

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from ..metrics import EngineMetrics
 from ..report import EngineRequest, Output, StepReport
+from ..sampling import TokenLogprobs
 from .errors import ApiError, bad_request
 
 __all__ = ["Frontend", "Generation", "Rank"]
@@ -71,6 +72,8 @@ class Generation:
         self.last_output = 0.0
         #: Whether the reader has all of it.
         self.ended = False
+        self.logprobs: list[TokenLogprobs | None] = []
+        self.prompt_logprobs: list[TokenLogprobs | None] | None = None
         self._whole = whole
         self._read = 0
         self._ready = asyncio.Event()
@@ -85,6 +88,10 @@ class Generation:
         self.token_ids += output.token_ids
         self.num_cached_tokens = output.num_cached_tokens
         self.stop_reason = output.stop_reason
+        if output.logprobs is not None:
+            self.logprobs += output.logprobs
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs = output.prompt_logprobs
         self.error, self.refused = output.error, output.refused
         self.finish_reason = output.finish_reason
         if self.finished or not self._whole:

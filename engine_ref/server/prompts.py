@@ -200,6 +200,12 @@ def _sampling(body: SamplingBody) -> dict[str, Any]:
     """Return the sampling parameters that a body gives; raises InvalidRequestError."""
     names = ("temperature", "top_p", "top_k", "min_p", "seed")
     given = {name: value for name in names if (value := getattr(body, name)) is not None}
+    if isinstance(body, CompletionBody):
+        given["logprobs"] = body.logprobs
+    elif isinstance(body, ChatBody) and body.logprobs:
+        given["logprobs"] = body.top_logprobs or 0
+    if body.prompt_logprobs is not None:
+        given["prompt_logprobs"] = max(body.prompt_logprobs, 0)
     SamplingParams(**given)
     return given
 

@@ -139,6 +139,31 @@ def test_nothing_is_cached_while_a_load_is_under_way() -> None:
     assert request.num_external_tokens == 144
 
 
+def test_long_load_does_not_hold_up_who_is_running() -> None:
+    """The pages of a long load are written over several steps, in which another request goes on."""
+    core = engine(host(load_async=True), num_blocks=900)
+    prompt = list(range(8000))
+    send(core, "a", prompt)
+    forget(core)
+    running = Request("r", [7] * 40, hasher=HASHER, max_tokens=400)
+    loading = Request("l", prompt, hasher=HASHER, max_tokens=2)
+    core.add_request(running)
+    core.step()
+    core.add_request(loading)
+    written: list[int] = []
+    loaded = core.connector.counters  # type: ignore[union-attr]
+    while not loading.status.is_finished:
+        before = core.runner.pages.writes  # type: ignore[attr-defined]
+        core.step()
+        written.append(core.runner.pages.writes - before)  # type: ignore[attr-defined]
+    assert loaded["loaded_blocks"] == sum(written) == 499
+    assert max(written) <= 256
+    assert running.num_output_tokens >= len(written) - 1
+    assert loading.num_external_tokens == 7984
+    core.abort(["r"])
+    core.close()
+
+
 def test_load_that_is_cut_off_frees_its_blocks() -> None:
     """A client that hangs up during a load leaves nothing behind."""
     core = engine(host(load_async=True))

@@ -14,7 +14,7 @@ from kvhash import BlockHasher
 from kvhash.events.decode import decode_batch
 from kvhash.events.schema import AllBlocksCleared, BlockRemoved, BlockStored
 
-from .running import DEADLINE_S, ROOT
+from .running import DEADLINE_S, run_here
 
 KVEVENTS = "from kvhash_cli.entry import kvevents_main; kvevents_main()"
 SETTINGS: dict[str, Any] = {
@@ -25,23 +25,10 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def run(program: str, *arguments: str, data: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a program of the project."""
-    return subprocess.run(
-        [sys.executable, *program.split(), *arguments],
-        input=data,
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        timeout=DEADLINE_S,
-    )
-
-
 def record(lines: list[dict[str, Any]], *arguments: str) -> dict[str, Any]:
     """Record request lines and return the capture."""
     data = "\n".join(map(json.dumps, lines))
-    done = run("-m engine_ref record -", *arguments, "--num-gpu-blocks-override", "20", data=data)
+    done = run_here("record", "-", *arguments, "--num-gpu-blocks-override", "20", data=data)
     assert done.returncode == 0, done.stderr
     capture: dict[str, Any] = json.loads(done.stdout)
     return capture
@@ -68,7 +55,8 @@ def test_capture_verifies_and_tells_what_happened(tmp_path: Path) -> None:
     path = tmp_path / "capture.json"
     path.write_text(json.dumps(capture))
     settings = ("--vllm", "0.32.0", "--algorithm", "sha256_cbor", "--hash-seed", "0", "--lora-path")
-    done = run("-c", KVEVENTS, "verify", str(path), *settings, "sql=adapters/sql")
+    verify = [sys.executable, "-c", KVEVENTS, "verify", str(path), *settings, "sql=adapters/sql"]
+    done = subprocess.run(verify, capture_output=True, text=True, check=False, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "(100.0 %)" in done.stdout
     requests = capture["requests"]
@@ -137,10 +125,10 @@ def test_together_shares_steps() -> None:
 def test_output_file_is_whole_or_absent(tmp_path: Path) -> None:
     """A file is written as a whole; a recording that fails leaves none."""
     path = tmp_path / "capture.json"
-    done = run("-m engine_ref record -", "-o", str(path), data='{"tokens":[1]}\n{"tokens":[-1]}')
+    done = run_here("record", "-", "-o", str(path), data='{"tokens":[1]}\n{"tokens":[-1]}')
     assert done.returncode == 2
     assert list(tmp_path.iterdir()) == []
-    done = run("-m engine_ref record -", "-o", str(path), data='{"tokens":[1]}')
+    done = run_here("record", "-", "-o", str(path), data='{"tokens":[1]}')
     assert (done.returncode, done.stdout) == (0, "")
     assert list(tmp_path.iterdir()) == [path]
     assert json.loads(path.read_text())["requests"][0]["prompt"] == [1]
@@ -165,7 +153,7 @@ def test_output_file_is_whole_or_absent(tmp_path: Path) -> None:
 def test_bad_lines_are_refused_before_anything_runs(line: str, code: int, says: str) -> None:
     """What the engine cannot run, or would hash otherwise than the line says, ends the recording with one line."""
     first = json.dumps({**SETTINGS, "tokens": [1]})
-    done = run("-m engine_ref record -", data=f"{first}\n{line}\n")
+    done = run_here("record", "-", data=f"{first}\n{line}\n")
     assert (done.returncode, done.stdout) == (code, "")
     assert says in done.stderr
     assert "Traceback" not in done.stderr

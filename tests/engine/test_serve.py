@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import signal
 import subprocess
@@ -15,13 +16,13 @@ import pytest
 
 from kvhash import BlockHasher
 from kvhash.events.records import Batch, Gap, Lost, Record, Restart
-from kvhash.events.schema import BlockStored
+from kvhash.events.schema import AllBlocksCleared, BlockStored
 from kvhash.events.subscriber import Source, Subscriber
 from kvhash.events.verify import Verifier
 
 from ..ports import free_base
 from .clients import run_clients
-from .running import DEADLINE_S, ROOT, Served, process, wait_for
+from .running import DEADLINE_S, ROOT, Served, process, run_here, wait_for
 
 SMALL = (
     "--block-size",
@@ -34,19 +35,20 @@ SMALL = (
 QUIET = ("--uvicorn-log-level", "warning")
 
 
-def events_on(port: int) -> tuple[str, ...]:
-    """Return the flags that publish on two fixed ports."""
+def events_on(port: int, *, apart: int = 1) -> tuple[str, ...]:
+    """Return the flags that publish on a port and replay on one `apart` from it."""
     config = {
         "enable_kv_cache_events": True,
         "endpoint": f"tcp://*:{port}",
-        "replay_endpoint": f"tcp://*:{port + 1}",
+        "replay_endpoint": f"tcp://*:{port + apart}",
     }
     return ("--kv-events-config", json.dumps(config))
 
 
-def complete(url: str, prompt: list[int]) -> None:
-    """Run one request."""
-    answer = httpx.post(f"{url}/v1/completions", json={"prompt": prompt, "max_tokens": 1}, timeout=DEADLINE_S)
+def complete(url: str, prompt: list[int], rank: int = 0) -> None:
+    """Run one request on a rank."""
+    body, headers = {"prompt": prompt, "max_tokens": 1}, {"X-data-parallel-rank": str(rank)}
+    answer = httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=DEADLINE_S)
     assert answer.status_code == 200, answer.text
 
 
@@ -66,28 +68,31 @@ def stored(record: Record) -> list[tuple[int | bytes, ...]]:
     return [event.block_hashes for event in record.batch.events if isinstance(event, BlockStored)]
 
 
-def test_kill_and_restart_shows_as_a_restart(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_kill_and_restart_shows_as_a_restart(tmp_path: Path, ranks: int) -> None:
     """After kill -9 a subscriber that stays connected sees Restart, then the new life's batches; no one needs help."""
-    port = free_base(1)
+    port = free_base(1, 2, 3)
     hasher = BlockHasher(block_size=4, algorithm="sha256_cbor", hash_seed="0")
-    source = Source(f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{port + 1}")
+    arguments = (*SMALL, *QUIET, "-dp", str(ranks), *events_on(port, apart=ranks))
+    rank = ranks - 1
+    source = Source(f"tcp://127.0.0.1:{port + rank}", f"tcp://127.0.0.1:{port + ranks + rank}")
     with Subscriber(source, from_seq="start", probe_idle_s=0.5) as subscriber:
-        with process(tmp_path / "log", *SMALL, *QUIET, *events_on(port)) as first:
+        with process(tmp_path / "log", *arguments) as first:
             for start in (0, 100, 200):
-                complete(first.url, list(range(start, start + 9)))
+                complete(first.url, list(range(start, start + 9)), rank)
             for start in (0, 100, 200):
                 expected = tuple(hasher.chain(list(range(start, start + 9))).external())
                 assert stored(next_record(subscriber)) == [expected]
             first.process.kill()
             first.process.wait(DEADLINE_S)
-        with process(tmp_path / "log", *SMALL, *QUIET, *events_on(port)) as second:
-            complete(second.url, list(range(300, 309)))
+        with process(tmp_path / "log", *arguments) as second:
+            complete(second.url, list(range(300, 309)), rank)
             restart = next_record(subscriber, Restart)
             assert isinstance(restart, Restart)
             assert restart.last_seq == 2
             batch = next_record(subscriber)
             assert isinstance(batch, Batch)
-            assert batch.seq == 0
+            assert (batch.seq, batch.batch.data_parallel_rank) == (0, rank)
             assert stored(batch) == [tuple(hasher.chain(list(range(300, 309))).external())]
 
 
@@ -100,16 +105,22 @@ def test_being_told_to_end_loses_no_event(tmp_path: Path, ranks: int) -> None:
     arguments = (*SMALL, *QUIET, "--kv-events-config", json.dumps(config), "-dp", str(ranks))
     sources = [Source(f"tcp://127.0.0.1:{port + rank}") for rank in range(ranks)]
     records: list[Record] = []
-    with (
-        process(log, *arguments) as served,
-        Subscriber(sources, from_seq="start", idle_timeout=1) as subscriber,
-    ):
-        reading = threading.Thread(target=lambda: records.extend(subscriber), daemon=True)
+    ended = threading.Event()
+
+    def read(subscriber: Subscriber) -> None:
+        """Keep what comes; once the engine has ended, until nothing more comes."""
+        while (record := subscriber.poll(1)) is not None or not ended.is_set():
+            records.extend(() if record is None else (record,))
+
+    with process(log, *arguments) as served, Subscriber(sources, from_seq="start") as subscriber:
+        reading = threading.Thread(target=read, args=(subscriber,), daemon=True)
         reading.start()
+        numbers = itertools.count()
 
         def seen() -> bool:
+            """Publish something new on each rank; whether each was heard of."""
             for rank in range(ranks):
-                body = {"prompt": [len(records)] * 9, "max_tokens": 1}
+                body = {"prompt": [next(numbers) % 30_000] * 9, "max_tokens": 1}
                 headers = {"X-data-parallel-rank": str(rank)}
                 httpx.post(f"{served.url}/v1/completions", json=body, headers=headers, timeout=DEADLINE_S)
             return {r.rank for r in records if isinstance(r, Batch)} == set(range(ranks))
@@ -119,6 +130,7 @@ def test_being_told_to_end_loses_no_event(tmp_path: Path, ranks: int) -> None:
         clients.start()
         wait_for(lambda: len(records) > 50, "some load")
         assert served.terminate() == 0
+        ended.set()
         clients.join(DEADLINE_S)
         reading.join(DEADLINE_S)
     first_seen = {r.rank: r.seq for r in reversed(records) if isinstance(r, Batch)}
@@ -135,7 +147,8 @@ def _run_until_refused(served: Served) -> None:
         for number in range(100_000):
             try:
                 client.post(
-                    f"{served.url}/v1/completions", json={"prompt": [number % 30_000] * 9, "max_tokens": 1}
+                    f"{served.url}/v1/completions",
+                    json={"prompt": [1 + number % 30_000] * 9, "max_tokens": 1},
                 )
             except httpx.HTTPError:
                 return
@@ -151,10 +164,15 @@ def test_every_published_hash_is_the_sdks(tmp_path: Path) -> None:
         assert not tally.wrong
         verifier = Verifier(vllm="0.32.0", algorithm="sha256", block_size=4, hash_seed="0")
         source = Source(f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{port + 1}")
-        with Subscriber(source, from_seq="start", idle_timeout=1) as subscriber:
-            for record in subscriber:
-                if isinstance(record, Batch):
-                    verifier.feed(record.batch)
+        reset = httpx.post(f"{served.url}/reset_prefix_cache", timeout=DEADLINE_S)
+        assert reset.json() == {"success": True}
+        with Subscriber(source, from_seq="start") as subscriber:
+            while True:
+                record = next_record(subscriber)
+                assert isinstance(record, Batch)
+                verifier.feed(record.batch)
+                if AllBlocksCleared() in record.batch.events:
+                    break
     assert verifier.verdicts["match"] > 50
     assert set(verifier.verdicts) == {"match"}
 
@@ -204,12 +222,6 @@ def test_two_hundred_clients_for_five_minutes(tmp_path: Path) -> None:
     serve_many(tmp_path, seconds=300)
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line to its end."""
-    command = [sys.executable, "-m", "engine_ref", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=DEADLINE_S)
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -243,24 +255,26 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
             ("serve", "m", "--kv-events-config", '{"enable_kv_cache_events":true,"endpoint":"udp://x"}'),
             "no endpoint",
         ),
-        (
-            (
-                "serve",
-                "m",
-                "-dp",
-                "2",
-                "--kv-events-config",
-                '{"enable_kv_cache_events":true,"endpoint":"udp://x"}',
-            ),
-            "no endpoint",
-        ),
     ],
 )
 def test_bad_flags_are_one_line_and_exit_2(arguments: tuple[str, ...], says: str) -> None:
     """What the engine cannot start with is said before it starts, without a traceback."""
-    done = run(*arguments, *(("--port", "0") if len(arguments) > 1 else ()))
+    done = run_here(*arguments, *(("--port", "0") if len(arguments) > 1 else ()))
     assert (done.returncode, done.stdout) == (2, "")
     assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_rank_that_cannot_start_ends_all() -> None:
+    """What is wrong in a rank's own process is said once, by the server, which starts nothing."""
+    config = '{"enable_kv_cache_events":true,"endpoint":"udp://x"}'
+    command = ("-m", "engine_ref", "serve", "m", "--port", "0", "-dp", "2", "--kv-events-config", config)
+    done = subprocess.run(
+        [sys.executable, *command], capture_output=True, text=True, check=False, cwd=ROOT, timeout=DEADLINE_S
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "rank 0" in done.stderr
+    assert "no endpoint" in done.stderr
     assert "Traceback" not in done.stderr
 
 
@@ -268,7 +282,7 @@ def test_a_port_in_use_is_said(tmp_path: Path) -> None:
     """The second server on a port ends with exit code 2 and says which."""
     with process(tmp_path / "log", *SMALL) as served:
         port = served.url.rsplit(":", 1)[1]
-        done = run("serve", "m", "--port", port)
+        done = run_here("serve", "m", "--port", port)
         assert done.returncode == 2
         assert f"cannot listen on 127.0.0.1:{port}" in done.stderr
 

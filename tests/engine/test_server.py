@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from engine_ref.model_info import ModelInfo
 from engine_ref.rank_process import RankProcess
+from engine_ref.request import Request
 from engine_ref.runner import NullRunner
+from engine_ref.sampling import TokenLogprobs
+from engine_ref.scheduler import StepPlan
 from engine_ref.server import Frontend
 from engine_ref.server.text import EngineTokenizer
 from kvhash import BlockHasher
 from kvhash.events.records import Batch
-from kvhash.events.schema import BlockStored
+from kvhash.events.schema import AllBlocksCleared, BlockStored
 from kvhash.events.subscriber import Source, Subscriber
 
+from .clients import run_clients
 from .running import DEADLINE_S, serving, small_options, wait_for
+
+HASHER = BlockHasher(block_size=4, algorithm="sha256_cbor", hash_seed="0")
 
 
 @pytest.fixture
@@ -214,7 +221,7 @@ def test_reset_under_load_needs_its_flag() -> None:
     options = small_options(max_model_len=4000, num_gpu_blocks=1002)
     body = {"prompt": [1] * 9, "max_tokens": 3000, "stream": True}
     with (
-        serving(options) as (client, _),
+        serving(options) as (client, frontend),
         client.stream("POST", "/v1/completions", json=body) as stream,
     ):
         lines = stream.iter_lines()
@@ -227,6 +234,9 @@ def test_reset_under_load_needs_its_flag() -> None:
         tokens = [token for line in text for token in json.loads(line)["choices"][0]["token_ids"]]
         assert tokens == expected_tokens([1] * 9, 3000)[-len(tokens) :]
         assert metric(client, "vllm:num_preemptions_total") == 1
+        with httpx.Client(base_url=client.base_url, timeout=DEADLINE_S) as other:
+            complete(other, prompt=[9] * 9, max_tokens=1)
+        assert cleared_before(frontend, tuple(HASHER.chain([9] * 9).external())) == 1
 
 
 def test_connector_brings_back_what_was_reset() -> None:
@@ -250,6 +260,30 @@ def test_connector_brings_back_what_was_reset() -> None:
         both = "/reset_prefix_cache?reset_external=true"
         assert wait_for(lambda: client.post(both).json()["success"], "the reset of both")
         assert cached(complete(client, **body)) == 0
+
+
+def cleared_before(frontend: Frontend, marker: tuple[Any, ...]) -> int:
+    """Return how often the cache was cleared before the block hashes `marker` were stored."""
+    cleared = 0
+    endpoint, replay = frontend.ranks[0].endpoints
+    with Subscriber(Source(str(endpoint), replay), from_seq="start") as subscriber:
+        while True:
+            record = subscriber.poll(DEADLINE_S)
+            assert record is not None
+            for event in record.batch.events if isinstance(record, Batch) else ():
+                cleared += isinstance(event, AllBlocksCleared)
+                if isinstance(event, BlockStored) and event.block_hashes == marker:
+                    return cleared
+
+
+def test_a_long_prompt_again_hits_all_but_its_last_block() -> None:
+    """4,096 tokens sent twice with blocks of 16: 4,080 hits, since the last token must be computed."""
+    options = small_options(block_size=16, max_model_len=8192, num_gpu_blocks=600)
+    with serving(options) as (client, _):
+        body = {"prompt": [number % 1000 for number in range(4096)], "max_tokens": 1}
+        assert cached(complete(client, **body)) == 0
+        assert cached(complete(client, **body)) == 4080
+        assert metric(client, "vllm:prefix_cache_hits_total") == 4080
 
 
 @pytest.fixture(scope="module")
@@ -332,6 +366,80 @@ def test_bad_chat_and_text_are_400s(chatty: httpx.Client, path: str, body: Any, 
     assert says in answer.json()["error"]["message"]
 
 
+class SureRunner(NullRunner):
+    """Reports log-probabilities as a model's runner does: each token's own, and one other."""
+
+    def execute(self, plan: StepPlan, requests: Mapping[str, Request]) -> dict[str, list[int]]:
+        """Give the usual tokens, and a report of each."""
+        sampled = super().execute(plan, requests)
+        for request_id, tokens in sampled.items():
+            request = requests[request_id]
+            for position in range(1, request.num_prompt_tokens):
+                self._note(request, position, request.all_token_ids[position])
+            for i, token in enumerate(tokens):
+                self._note(request, request.num_tokens + i, token)
+        return sampled
+
+    @staticmethod
+    def _note(request: Request, position: int, token: int) -> None:
+        request.logprobs[position] = TokenLogprobs(token, -0.5, 2, {7: -0.25, token: -0.5})
+
+
+def test_logprobs_are_in_the_forms_of_the_apis(
+    monkeypatch: pytest.MonkeyPatch, tokenizer_folder: Path
+) -> None:
+    """What a runner reports is in completions, streams, chats and prompt logprobs, each in its own form."""
+    monkeypatch.setattr("engine_ref.build.make_runner", lambda options: SureRunner(vocab_size=400))
+    with serving(small_options(), tokenizer=EngineTokenizer(tokenizer_folder)) as (client, _):
+        body = {"prompt": [10, 11, 12], "max_tokens": 3, "logprobs": 1, "prompt_logprobs": 1}
+        choice = complete(client, **body, return_token_ids=True)["choices"][0]
+        shown = choice["logprobs"]
+        assert shown["token_logprobs"] == [-0.5] * 3
+        assert [set(top.values()) for top in shown["top_logprobs"]] == [{-0.25, -0.5}] * 3
+        assert shown["text_offset"][0] == 0
+        assert choice["prompt_logprobs"][0] is None
+        assert choice["prompt_logprobs"][1]["11"]["rank"] == 2
+        lines = client.post("/v1/completions", json={**body, "stream": True}).text.split("\n\n")
+        chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+        streamed = [token for chunk in chunks for token in chunk["choices"][0]["logprobs"]["tokens"]]
+        assert streamed == shown["tokens"]
+        chat = {"messages": MESSAGES, "max_tokens": 2, "logprobs": True, "top_logprobs": 2}
+        content = client.post("/v1/chat/completions", json=chat).json()["choices"][0]["logprobs"]["content"]
+        assert [entry["logprob"] for entry in content] == [-0.5] * 2
+        assert len(content[0]["top_logprobs"]) == 2
+        assert complete(client, prompt=[10, 11], max_tokens=1)["choices"][0]["logprobs"] is None
+
+
+SPECULATIVE = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 2}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"async_scheduling": True},
+        {"speculative_config": SPECULATIVE},
+        {"num_gpu_blocks": 60, "max_num_seqs": 8},
+        {"num_gpu_blocks": 60, "async_scheduling": True, "max_num_batched_tokens": 32},
+        {"enable_prefix_caching": False},
+        {"enable_chunked_prefill": False, "max_num_batched_tokens": 200},
+        {"long_prefill_token_threshold": 16},
+        {"decode_context_parallel_size": 2},
+        {"scheduling_policy": "priority", "watermark": 0.1},
+        {"info": ModelInfo(layers=(None, 16))},
+    ],
+    ids=lambda changes: "-".join(changes),
+)
+def test_tokens_do_not_depend_on_the_settings(changes: dict[str, Any]) -> None:
+    """However the engine schedules, drafts, preempts or groups its cache, many clients get the same tokens."""
+    options = small_options(**{"max_model_len": 140, "num_gpu_blocks": 300, **changes})
+    with serving(options) as (client, _):
+        tally = run_clients(str(client.base_url), clients=8, seconds=0.5)
+        assert tally.answered
+        assert not tally.wrong
+        wait_for(lambda: metric(client, "vllm:num_requests_running") == 0, "the end of every request")
+        assert metric(client, "vllm:kv_cache_usage_perc") == 0
+
+
 def test_ranks_are_processes_behind_one_server() -> None:
     """Each rank has its own cache and its own event endpoints; a router's header chooses, batches say which it was."""
     options = small_options()
@@ -340,7 +448,7 @@ def test_ranks_are_processes_behind_one_server() -> None:
         return RankProcess(options, deliver, rank=rank)
 
     prompt = list(range(17))
-    hashes = tuple(BlockHasher(block_size=4, algorithm="sha256_cbor", hash_seed="0").chain(prompt).external())
+    hashes = tuple(HASHER.chain(prompt).external())
     with serving(options, make_rank=make_rank, ranks=2) as (client, frontend):
         for rank in (0, 1, 0, 1):
             headers = {"X-data-parallel-rank": str(rank)}

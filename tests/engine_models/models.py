@@ -60,6 +60,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
+#: For text: as many tokens as the tests' tokenizer has.
+TEXT_MODEL = "llama-text"
+_BY_NAME = {**MODELS, TEXT_MODEL: ("llama", {"vocab_size": 400})}
+
 #: Those whose caches can take back rejected drafts.
 ATTENTION_ONLY = tuple(name for name in MODELS if name not in ("qwen3_5", "qwen3_next"))
 
@@ -76,7 +80,7 @@ class ModelShelf:
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        family, options = MODELS[name]
+        family, options = _BY_NAME[name]
         config = AutoConfig.for_model(family, **{**_COMMON, **options, "initializer_range": width})
         torch.manual_seed(0)
         folder = self._root / f"{name}-{width}"
