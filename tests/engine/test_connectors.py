@@ -164,6 +164,20 @@ def test_long_load_does_not_hold_up_who_is_running() -> None:
     core.close()
 
 
+def test_loads_leave_each_other_the_blocks_to_go_on() -> None:
+    """A load holds its blocks for good, so others that begin in the same step must leave it what it still needs."""
+    core = engine(host(load_async=True), num_blocks=23)
+    for number in range(6):
+        send(core, f"save{number}", [number] * 17, max_tokens=1)
+    forget(core)
+    large = Request("large", [0] * 16 + [9] * 310, hasher=HASHER, max_tokens=2)
+    small = [Request(f"r{i}", [i] * 16 + [9] * 9, hasher=HASHER, max_tokens=2) for i in range(1, 6)]
+    for request in (large, *small):
+        core.add_request(request)
+    finish(core)
+    assert [request.num_external_tokens for request in (large, *small)] == [16] * 6
+
+
 def test_load_that_is_cut_off_frees_its_blocks() -> None:
     """A client that hangs up during a load leaves nothing behind."""
     core = engine(host(load_async=True))
