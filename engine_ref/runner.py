@@ -123,7 +123,8 @@ class NullRunner:
                 continue
             accepted = sampled.get(request_id, ())[:-1]
             tokens = [*request.all_token_ids, *accepted] if accepted else request.all_token_ids
-            start = starts[request_id]
+            # Planned before it was known that drafts would be rejected, the start may lie too far on.
+            start = min(starts[request_id], request.num_tokens - 1)
             pages.run(request, tokens, start, min(start + count, len(tokens)))
 
 

@@ -26,10 +26,10 @@ from ..block_pool import block_key, hashes_at, stored_event
 from ..cache_manager import CacheManager
 from ..events import KVEvent
 from ..request import Request
-from ..spec import FullAttentionSpec
 from .background import SaveQueue
 from .base import ConnectorOutput, KVConnector
 from .envelope import fingerprint_digest
+from .prefix import Page, PrefixGeometry
 from .tier import Tier
 
 if TYPE_CHECKING:
@@ -44,16 +44,6 @@ _MAX_KNOWN = 1 << 17
 _MAX_WRITES = 256
 
 
-@dataclass(frozen=True, slots=True)
-class _Page:
-    """One block to be loaded. ``first``: the first token of the request in it."""
-
-    first: int
-    group: int
-    block_id: int
-    key: bytes
-
-
 @dataclass(slots=True)
 class _Load:
     """The load of one request. ``content``: as far as it has come, None for a page that did not.
@@ -62,7 +52,7 @@ class _Load:
     """
 
     request: Request
-    pages: list[_Page]
+    pages: list[Page]
     load_async: bool
     content: list[bytes | None] = field(default_factory=list)
     cancelled: bool = False
@@ -124,10 +114,7 @@ class TierConnector(KVConnector):
     def bind(self, runner: PagedRunner, cache: CacheManager) -> None:
         """Open the tiers under the runner's fingerprint, and tell what is there already."""
         self._runner, self._cache = runner, cache
-        self._groups = [
-            (group, manager, manager.block_size) for group, manager in enumerate(cache.coordinator.managers)
-        ]
-        self._unit = cache.config.scheduler_block_size
+        self._prefix = PrefixGeometry(cache)
         digest = fingerprint_digest(runner.page_fingerprint)
         self._events: list[KVEvent] = [
             self._stored_unknown(tier, key) for tier in self.tiers for key in tier.bind(digest)
@@ -139,13 +126,13 @@ class TierConnector(KVConnector):
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         """Return what the tiers have after the local hit; None while the slow ones are being asked."""
-        start, limit = num_computed_tokens, self._limit(request)
+        start, limit = num_computed_tokens, self._prefix.limit(request)
         if not self._loads or start >= limit:
             return 0, False
         lookup = self._lookups.get(request.request_id)
         if lookup is not None and not lookup.done():
             return None, False
-        keys = self._keys(request, start, limit)
+        keys = self._prefix.keys(request, start, limit)
         asked = [key for row in keys.values() for key in row]
         where = {key: tier for tier in reversed(self._fast) for key in tier.contains(asked)}
         missing = [key for key in asked if key not in where]
@@ -156,13 +143,13 @@ class TierConnector(KVConnector):
             if not lookup.done():
                 return None, False
             where = lookup.result() | where
-        end = self._longest(keys, start, limit, where)
+        end = self._prefix.longest(keys, start, limit, where)
         if end <= start:
             return 0, False
         self._matches[request.request_id] = _Match(start, end, where)
         if self._load_async is not None:
             return end - start, self._load_async
-        return end - start, not all(where[page.key].fast for page in self._pages(keys, start, end))
+        return end - start, not all(where[page.key].fast for page in self._prefix.pages(keys, start, end))
 
     def update_state_after_alloc(
         self, request: Request, blocks: tuple[list[Block], ...], num_external_tokens: int
@@ -173,13 +160,15 @@ class TierConnector(KVConnector):
         if num_external_tokens == 0 or match is None:
             return
         pages = [
-            _Page(
+            Page(
                 page.first,
                 page.group,
-                blocks[page.group][page.first // self._size(page.group)].block_id,
+                blocks[page.group][page.first // self._prefix.size(page.group)].block_id,
                 page.key,
             )
-            for page in self._pages(self._keys(request, match.start, match.end), match.start, match.end)
+            for page in self._prefix.pages(
+                self._prefix.keys(request, match.start, match.end), match.start, match.end
+            )
         ]
         load_async = self._load_async
         if load_async is None:
@@ -196,8 +185,10 @@ class TierConnector(KVConnector):
         match = self._matches.pop(request.request_id, None)
         if match is None or not num_external_tokens:
             return {}
-        pages = self._pages(self._keys(request, match.start, match.end), match.start, match.end)
-        group, _, size = max(self._groups, key=lambda g: sum(page.group == g[0] for page in pages) * g[2])
+        pages = self._prefix.pages(self._prefix.keys(request, match.start, match.end), match.start, match.end)
+        group, _, size = max(
+            self._prefix.groups, key=lambda g: sum(page.group == g[0] for page in pages) * g[2]
+        )
         tokens = Counter[str]()
         for page in pages:
             if page.group == group:
@@ -315,7 +306,7 @@ class TierConnector(KVConnector):
             self._failed[request_id] = min(load.missing)
             _log.warning("%d of %d blocks of %s could not be loaded", missing, total, request_id)
 
-    def _promote(self, request: Request, page: _Page, content: bytes) -> None:
+    def _promote(self, request: Request, page: Page, content: bytes) -> None:
         """Keep in the fast tiers what a slow one had; if it came from a fast one it becomes the last to go there."""
         if self._saves:
             for tier in self._fast:
@@ -330,8 +321,8 @@ class TierConnector(KVConnector):
         pool = self._cache.pool
         saved = self._num_saved.get(request.request_id)
         if saved is None:
-            saved = self._num_saved[request.request_id] = [0] * len(self._groups)
-        for group, manager, size in self._groups:
+            saved = self._num_saved[request.request_id] = [0] * len(self._prefix.groups)
+        for group, manager, size in self._prefix.groups:
             end = min(num_tokens // size, manager.num_cached.get(request.request_id, 0))
             if saved[group] >= end:
                 continue
@@ -454,7 +445,7 @@ class TierConnector(KVConnector):
 
     def _stored(self, request: Request, key: bytes, group: int, first: int) -> BlockStored:
         """Return the event of one block; `first`: its first token."""
-        size, pool = self._size(group), self._cache.pool
+        size, pool = self._prefix.size(group), self._cache.pool
         hashes = hashes_at(request.block_hashes, pool.hash_block_size, size)
         index = first // size
         return stored_event(
@@ -486,53 +477,3 @@ class TierConnector(KVConnector):
             kv_cache_spec_sliding_window=spec.sliding_window if spec else None,
             locality=tier.locality,
         )
-
-    # ---- which blocks a prefix needs
-
-    def _size(self, group: int) -> int:
-        return self._groups[group][2]
-
-    def _limit(self, request: Request) -> int:
-        """Return the longest prefix that could be loaded: whole units, hashed, and a token left to compute."""
-        hashed = len(request.block_hashes) * self._cache.pool.hash_block_size
-        return min(request.num_tokens - 1, hashed) // self._unit * self._unit
-
-    def _keys(self, request: Request, start: int, end: int) -> dict[int, list[bytes]]:
-        """Return for each group the keys of its blocks of the tokens `start` to `end`."""
-        unit = self._cache.pool.hash_block_size
-        return {
-            group: [
-                block_key(value, group)
-                for value in hashes_at(request.block_hashes, unit, size)[start // size : end // size]
-            ]
-            for group, _, size in self._groups
-        }
-
-    def _pages(self, keys: Mapping[int, Sequence[bytes]], start: int, end: int) -> list[_Page]:
-        """Return the blocks that a prefix of `end` tokens needs beyond the local hit of `start`."""
-        pages: list[_Page] = []
-        for group, manager, size in self._groups:
-            first = start // size
-            needed = max(first, manager.num_skipped_tokens(end) // size)
-            pages += (
-                _Page(index * size, group, 0, keys[group][index - first])
-                for index in range(needed, end // size)
-            )
-        return pages
-
-    def _longest(
-        self, keys: Mapping[int, Sequence[bytes]], start: int, limit: int, where: Mapping[bytes, Tier]
-    ) -> int:
-        """Return the longest prefix, in whole units, all of whose blocks are there; `start` if there is none."""
-        for group, _, size in self._groups:
-            if isinstance(self._cache.config.groups[group], FullAttentionSpec):
-                there = next((i for i, key in enumerate(keys[group]) if key not in where), len(keys[group]))
-                limit = min(limit, start + there * size)
-        end = limit // self._unit * self._unit
-        if self._cache.config.use_eagle:
-            end -= self._unit  # the drafter needs the hidden states of the last unit, so that is computed
-        while end > start:
-            if all(page.key in where for page in self._pages(keys, start, end)):
-                return end
-            end -= self._unit
-        return start

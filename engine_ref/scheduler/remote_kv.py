@@ -96,12 +96,12 @@ class RemoteKV:
         request.status = RequestStatus.WAITING_FOR_REMOTE_KVS
         request.num_computed_tokens = num_computed_tokens
 
-    def reserved_blocks(self, prefilling: Iterable[Request]) -> int:
-        """Return the blocks that requests need which hold some and cannot be preempted, or are in mid-prompt.
+    def reserved_blocks(self, others: Iterable[Request]) -> int:
+        """Return the blocks still needed by requests that hold some and cannot be preempted, and by `others`.
 
         A load that took them could leave everybody waiting for everybody.
         """
-        return sum(map(self._cache.remaining_blocks, [*self.queue, *prefilling]))
+        return sum(map(self._cache.remaining_blocks, [*self.queue, *others]))
 
     # ---- the end of a load
 

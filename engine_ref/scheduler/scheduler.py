@@ -209,7 +209,7 @@ class Scheduler:
             )
             if new_tokens <= 0 and not found.load_async:
                 break
-            if not self._admit(request, found, new_tokens):
+            if not self._admit(request, found, new_tokens, holding):
                 break
             queue.pop()
             num_computed_tokens = request.num_computed_tokens + found.hit.num_tokens + found.num_tokens
@@ -241,14 +241,13 @@ class Scheduler:
         request.shared_prefix_boundary = hit.longest_tokens if hit.longest_tokens > hit.num_tokens else 0
         return self.remote.match(request, hit)
 
-    def _admit(self, request: Request, found: External, new_tokens: int) -> bool:
+    def _admit(self, request: Request, found: External, new_tokens: int, holding: list[Request]) -> bool:
         """Take the blocks for a request's first step, or for its load; False: they do not fit."""
         reserved = 0
         if found.load_async:
             # A load cannot be preempted; what others need to go on must be left to them.
-            reserved = self.remote.reserved_blocks(
-                r for r in self.running if r.num_computed_tokens < r.num_tokens
-            )
+            prefilling = (other for other in self.running if other.num_computed_tokens < other.num_tokens)
+            reserved = self.remote.reserved_blocks([*holding, *prefilling])
         blocks = self.cache.allocate_slots(
             request,
             new_tokens,

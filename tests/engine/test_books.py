@@ -100,7 +100,7 @@ class Books(RuleBasedStateMachine):
                 max_num_batched_tokens=12,
                 policy="priority" if priority else "fcfs",
                 async_scheduling=asynchronous,
-                num_speculative_tokens=0 if stateful or asynchronous else drafts,
+                num_speculative_tokens=0 if stateful else drafts,
             ),
             NullRunner(vocab_size=3, cache=cache),
             publish=self.publish,
@@ -261,6 +261,7 @@ class ConnectedBooks(Books):
 
     @initialize(
         asynchronous=st.booleans(),
+        drafts=st.sampled_from([0, 2]),
         priority=st.booleans(),
         size=st.integers(24, 40),
         host=st.sampled_from([0, 200, 400]),
@@ -271,6 +272,7 @@ class ConnectedBooks(Books):
     def start(  # type: ignore[override]
         self,
         asynchronous: bool,
+        drafts: int,
         priority: bool,
         size: int,
         host: int,
@@ -280,7 +282,7 @@ class ConnectedBooks(Books):
     ) -> None:
         """Start an engine with few blocks and tiers of a few pages."""
         self.options, self.policy = (host, disk, load_async), policy
-        Books.start(self, asynchronous=asynchronous, drafts=0, priority=priority, size=size)
+        Books.start(self, asynchronous=asynchronous, drafts=drafts, priority=priority, size=size)
 
     @rule(shared=st.sampled_from([8, 16, 24]), count=st.integers(1, 3), output=st.integers(1, 6))
     def admit_same(self, shared: int, count: int, output: int) -> None:

@@ -29,7 +29,7 @@ from engine_ref.spec import (
 from kvhash import KvHashError
 from kvhash.events.schema import AllBlocksCleared, BlockRemoved, BlockStored
 
-from .connector_engine import HASHER, alone, engine, finish, send
+from .connector_engine import HASHER, alone, engine, finish, send, until
 
 PROMPT = list(range(160))
 GROUPS: dict[str, tuple[GroupSpec, ...]] = {
@@ -162,6 +162,20 @@ def test_long_load_does_not_hold_up_who_is_running() -> None:
     assert loading.num_external_tokens == 7984
     core.abort(["r"])
     core.close()
+
+
+def test_loads_leave_each_other_the_blocks_to_go_on() -> None:
+    """A load holds its blocks for good, so others that begin in the same step must leave it what it still needs."""
+    core = engine(host(load_async=True), num_blocks=23)
+    for number in range(6):
+        send(core, f"save{number}", [number] * 17, max_tokens=1)
+    forget(core)
+    large = Request("large", [0] * 16 + [9] * 310, hasher=HASHER, max_tokens=2)
+    small = [Request(f"r{i}", [i] * 16 + [9] * 9, hasher=HASHER, max_tokens=2) for i in range(1, 6)]
+    for request in (large, *small):
+        core.add_request(request)
+    finish(core)
+    assert [request.num_external_tokens for request in (large, *small)] == [16] * 6
 
 
 def test_load_that_is_cut_off_frees_its_blocks() -> None:
@@ -390,6 +404,30 @@ def test_restart_finds_whole_blocks_only(tmp_path: Path) -> None:
     assert other.bind(b"g" * 16) == []
     with pytest.raises(KvHashError, match="another engine"):
         DiskTier(path=tmp_path, max_bytes=900).bind(b"f" * 16)
+
+
+def test_killed_engine_leaves_whole_blocks_only(tmp_path: Path) -> None:
+    """After kill -9 in the middle of writing every file that is found is whole, and the directory is free again."""
+    code = (
+        "import itertools, sys\n"
+        "from engine_ref.connectors import DiskTier\n"
+        "tier = DiskTier(path=sys.argv[1], max_bytes=10**9)\n"
+        "tier.bind(b'f' * 16)\n"
+        "for number in itertools.count():\n"
+        "    tier.put(number.to_bytes(36, 'big'), number.to_bytes(8, 'big') * 20_000)\n"
+    )
+    writer = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
+    try:
+        until(lambda: len(list(tmp_path.rglob("*.kv"))) >= 20)
+    finally:
+        writer.kill()
+        writer.wait(10)
+    tier = DiskTier(path=tmp_path, max_bytes=10**9)
+    found = tier.bind(b"f" * 16)
+    assert len(found) >= 20
+    for name in found:
+        assert tier.get(name) == name[-8:] * 20_000
+    assert not list(tmp_path.rglob("*.tmp"))
 
 
 def test_disk_that_is_full_costs_hits_only(disk: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
