@@ -121,12 +121,19 @@ class PagedCache:
                 part.index_copy_(0, copies, part.index_select(0, sources))
 
     def drop_nan(self, block_ids: Sequence[int]) -> None:
-        """Replace what is no number in these blocks: a later owner masks what it did not write, but 0 * NaN is NaN."""
+        """Replace what is no number in these blocks' keys and values.
+
+        A block's owner masks what it has not written, but 0 * NaN is NaN, and an earlier owner may have left that.
+        """
         if not block_ids:
             return
+        index: torch.Tensor | None = None
         for layer in self.layers.values():
+            if not isinstance(layer, KVPages):
+                continue
             for part in layer.parts():
-                index = torch.tensor(block_ids, device=part.device)
+                if index is None:
+                    index = torch.tensor(block_ids, device=part.device)
                 part.index_copy_(0, index, torch.nan_to_num(part.index_select(0, index)))
 
     def _parts(self, group: int) -> list[torch.Tensor]:

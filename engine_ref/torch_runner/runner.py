@@ -149,7 +149,7 @@ class TorchRunner:
     def execute(self, plan: StepPlan, requests: Mapping[str, Request]) -> dict[str, list[int]]:
         """Compute a planned step; see `ModelRunner`."""
         with torch.inference_mode():
-            self._take_in(plan, requests)
+            self.cache.drop_nan(self._take_in(plan, requests))
             self.cache.copy_blocks(plan.block_copies)
             drafts: dict[str, list[int]] = {}
             sequences = [
@@ -164,8 +164,12 @@ class TorchRunner:
             )
             return self._sample(layout, self._forward(layout), plan, drafts)
 
-    def _take_in(self, plan: StepPlan, requests: Mapping[str, Request]) -> None:
-        """Bring the rows up to the plan."""
+    def _take_in(self, plan: StepPlan, requests: Mapping[str, Request]) -> list[int]:
+        """Bring the rows up to the plan; returns the blocks that are new to their request and stay partly unwritten.
+
+        The plain attention reads whole blocks and masks what lies beyond a sequence.
+        """
+        held = {request_id: [len(table) for table in row.tables] for request_id, row in self._rows.items()}
         # What is planned and not among `requests` must not be run; it comes again with its whole table.
         for request_id in (*plan.preempted, *(i for i in plan.num_scheduled_tokens if i not in requests)):
             self._rows.pop(request_id, None)
@@ -196,6 +200,18 @@ class TorchRunner:
             elif tables is not None and cached.request_id in self._rows:
                 for table, ids in zip(self._rows[cached.request_id].tables, tables, strict=True):
                     table += ids
+        whole = {request.request_id for request in plan.new_requests}
+        whole |= {request.request_id for request in plan.cached_requests if request.resumed}
+        partly: set[int] = set()
+        for request_id, count in plan.num_scheduled_tokens.items():
+            if request_id not in self._rows:
+                continue
+            row = self._rows[request_id]
+            for group, (spec, table) in enumerate(zip(self.groups, row.tables, strict=True)):
+                known = 0 if request_id in whole else held[request_id][group]
+                if not isinstance(spec, MambaSpec) and len(table) > known:
+                    partly.update(table[max(known, (row.computed + count) // spec.block_size) :])
+        return sorted(partly - {0})
 
     def _sequence(
         self, request_id: str, count: int, plan: StepPlan, drafts: dict[str, list[int]]
@@ -285,7 +301,6 @@ class TorchRunner:
             row.computed = sequence.end
             if not bad.isdisjoint(rows):
                 row.request.error = _NOT_NUMBERS
-                self.cache.drop_nan(sorted({block for table in row.tables for block in table if block}))
                 continue
             self._report_prompt(row.request, sequence, logits[rows.start : rows.stop])
             if plan.samples.get(sequence.request_id):

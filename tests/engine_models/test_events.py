@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +24,32 @@ MESSAGES = [
 ]
 
 
-def routed(tokenizer: Path, *options: str) -> list[int]:
-    """Return what `kvhash hash --chat` prints for the messages."""
-    main = "import sys; from kvhash_cli.entry import kvhash_main; sys.exit(kvhash_main())"
-    command = [sys.executable, "-c", main, "hash", "--chat", json.dumps(MESSAGES), "--model", str(tokenizer)]
-    command += ["--algorithm", "sha256_cbor", "--block-size", str(BLOCK), "-o", "int", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return [int(line) for line in done.stdout.split()]
+@pytest.fixture
+def routed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., list[int]]:
+    """Return what `kvhash hash --chat` prints for the messages, run in this process."""
+    from kvhash_cli.entry import kvhash_main
+
+    def run(tokenizer: Path, *options: str) -> list[int]:
+        command = ["kvhash", "hash", "--chat", json.dumps(MESSAGES), "--model", str(tokenizer)]
+        command += ["--algorithm", "sha256_cbor", "--block-size", str(BLOCK), "-o", "int", *options]
+        monkeypatch.setattr(sys, "argv", command)
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as left:
+            sys.exit(kvhash_main())
+        said = capsys.readouterr()
+        assert not left.value.code, said.err
+        return [int(line) for line in said.out.split()]
+
+    return run
 
 
 @pytest.mark.parametrize("async_scheduling", [False, True])
 def test_events_verify_and_equal_the_routers_hashes(
-    shelf: ModelShelf, tokenizer_folder: Path, tmp_path: Path, async_scheduling: bool
+    shelf: ModelShelf,
+    tokenizer_folder: Path,
+    tmp_path: Path,
+    routed: Callable[..., list[int]],
+    async_scheduling: bool,
 ) -> None:
     """Chats plain, with a salt and with an adapter, in a tight pool: every hash can be derived and is right."""
     from transformers import AutoTokenizer

@@ -139,20 +139,26 @@ def test_nan_ends_its_request_and_leaves_no_trace(
     """The request gets an error, its blocks cannot be hit, and who gets its pages next is right."""
     engine = make_engine(shelf.folder(name), num_blocks=48, **options)
     asked = prompts(8, seed=12)
-    bad = engine.request("bad", [0] * 45, prompt_embeds=broken_embeddings(engine, 45, 21))
+    rows = broken_embeddings(engine, 45, 21)
+    alone = engine.request("alone", [0] * 45, prompt_embeds=rows)
+    engine.run(alone)
+    left = [part.isnan().any() for layer in engine.runner.cache.layers.values() for part in layer.parts()]
+    assert any(left), "the test leaves no trace to be seen"
+    bad = engine.request("bad", [0] * 45, prompt_embeds=rows)
     good = [engine.request(f"g{i}", prompt) for i, prompt in enumerate(asked)]
     engine.run(bad, *good)
-    assert bad.status is RequestStatus.FINISHED_ERROR
-    assert "NaN" in (bad.error or "")
-    assert bad.output_token_ids == []
     found = engine.core.scheduler.cache.pool.cached_keys
-    assert len(bad.block_hashes) == 11
-    assert not any(key[:-4] in bad.block_hashes for key in found)
+    for request in (alone, bad):
+        assert request.status is RequestStatus.FINISHED_ERROR
+        assert "NaN" in (request.error or "")
+        assert request.output_token_ids == []
+        assert request.num_cached_tokens == 0
+        assert len(request.block_hashes) == 11
+        assert not any(key[:-4] in request.block_hashes for key in found)
     for request, prompt in zip(good, asked, strict=True):
         assert request.output_token_ids == shelf.generated(name, prompt, 12)
-    for layer in engine.runner.cache.layers.values():
-        for part in layer.parts():
-            assert not part.isnan().any()
+    # Its pages are handed out again, and again.
+    assert engine.outputs(asked * 3, waves=3) == [shelf.generated(name, prompt, 12) for prompt in asked] * 3
     assert engine.core.scheduler.cache.pool.usage == 0.0
 
 
