@@ -132,7 +132,9 @@ class OracleIndex:
         found = {}
         for name in engines or self._hosts:
             blocks = self._ask(name, body)
-            found[name] = PrefixMatch(blocks, blocks * BLOCK, {"GPU": blocks}, min(blocks * BLOCK, most))
+            found[name] = PrefixMatch(
+                blocks=blocks, tokens=blocks * BLOCK, usable_tokens=min(blocks * BLOCK, most)
+            )
         return found
 
     def _ask(self, name: str, body: str) -> int:

@@ -271,3 +271,25 @@ def stubs(*behaviours: Callable[[asyncio.StreamWriter, dict[str, Any]], Any]) ->
     finally:
         for stub in started:
             stub.close()
+
+
+def router_process(served: list[EngineProcess], *options: str) -> subprocess.Popen[str]:
+    """Start the router's command in front of `served`; the last word of its first line on stderr is its address."""
+    flags = [
+        "--port",
+        "0",
+        "--model",
+        "demo",
+        "--hash-seed",
+        "0",
+        "--prefix-caching-hash-algo",
+        "sha256_cbor",
+    ]
+    for one in served:
+        flags += ["--engine", f"{one.url},events={one.events},replay={one.replay},name={one.name}"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "kvhash_router", *flags, *options],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )
