@@ -14,6 +14,7 @@ class _Kvevents(LazyGroup):
         "decode": ".decode_cmd:decode",
         "doctor": ".doctor_cmd:doctor",
         "export": ".export_cmd:export",
+        "index": ".index_cmd:index",
         "publish": ".publish_cmd:publish",
         "record": ".record_cmd:record",
         "replay": ".replay_cmd:replay",

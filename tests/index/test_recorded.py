@@ -54,26 +54,37 @@ def settings_of(trace: dict[str, Any]) -> EngineSettings:
     )
 
 
+def tap(player: _Player) -> list[Any]:
+    """Return a list that gets every event which the player's cache gives out."""
+    seen: list[Any] = []
+    take = player.cache.take_events
+
+    def taken() -> Any:
+        events = take()
+        seen.extend(events)
+        return events
+
+    player.cache.take_events = taken  # type: ignore[method-assign]
+    return seen
+
+
 @pytest.mark.parametrize("trace", traces(), ids=label)
 def test_a_recorded_cache_is_held_and_hit_as_vllm_did(trace: dict[str, Any]) -> None:
     """After every operation the index holds the cache's hash map, and every admission hits what vLLM's did."""
     player = _Player(trace, at="$")
     index = ResidencyIndex(settings={"engine": settings_of(trace)})
+    published = tap(player)
     for number, op in enumerate(trace["ops"]):
         if op["op"] == "admit":
             chain = player.hasher.chain(op["tokens"], cache_salt=op.get("salt"))
             found = index.longest_prefix(chain.block_hashes, ["engine"], num_tokens=len(op["tokens"]))
             assert found["engine"].usable_tokens == op["hit_tokens"], f"operation {number}"
-        pool = player.cache.pool
-        events: list[Any] = []
-        take = player.cache.take_events
-        player.cache.take_events = lambda: events.extend(take()) or events  # type: ignore[method-assign, func-returns-value]
+        published.clear()
         player.play(op, at="$")
-        player.cache.take_events = take  # type: ignore[method-assign]
-        index.apply("engine", EventBatch(float(number), tuple(events), 0))
+        index.apply("engine", EventBatch(float(number), tuple(published), 0))
         truth = {
             (get_group_id(key), low64(get_block_hash(key))): len(blocks)
-            for key, blocks in pool.cached_keys.items()
+            for key, blocks in player.cache.pool.cached_keys.items()
         }
         held = {
             (place.group, key): copies
@@ -101,7 +112,7 @@ def test_a_recorded_server_leaves_its_exact_final_set(name: str) -> None:
                 left.update(map(hash_key, event.block_hashes))
             elif isinstance(event, BlockRemoved):
                 left.subtract(map(hash_key, event.block_hashes))
-    held = [blocks for blocks in index.holdings("vllm").values()]
+    held = list(index.holdings("vllm").values())
     assert held == [{key: copies for key, copies in left.items() if copies}]
     assert index.knowledge("vllm").state is State.EXACT
     stats = index.stats()

@@ -45,18 +45,21 @@ class Ledger:
     def accept(self, seq: int, ts: float, now: float) -> Literal["next", "again", "new-life"]:
         """Place a batch: to be applied, a repetition, or the first that is seen of a new life.
 
-        Batches come in order within a life. So a lower number than the last is of a new life, and so is the last
-        number with another time. A number that is skipped without a word is a loss.
+        Within a life a higher number has no earlier time. So a number that is not above the last is of a new life if
+        its time is later, and a repetition if not. A number that is skipped without a word is a loss.
         """
         if self.last_seq is not None and seq <= self.last_seq and seq != self._expected:
+            if self.last_ts is not None and ts > self.last_ts:
+                return "new-life"
             if seq == self.last_seq and ts == self.last_ts:
                 self.faults.pop("restored", None)
-                return "again"
-            return "new-life"
+            return "again"
         if self._expected is None and seq != 0:
             self.fault("joined-late", now)
         elif self._expected is not None and seq != self._expected:
             self.fault("lost", now)
+        # Batches come in order: what is missing below this one was delivered, or is the loss just noted.
+        self.recovered(0, seq)
         self.applied(seq, ts)
         return "next"
 

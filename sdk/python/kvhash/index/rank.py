@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kvhash.block_hash import BlockHash, ChainValue, external_hash
@@ -44,18 +44,22 @@ class Place:
 
 @dataclass(slots=True)
 class Group:
-    """A KV cache group as its events (or the settings) describe it. ``size``: tokens per block, the largest seen."""
+    """A KV cache group as its events (or the settings) describe it.
 
-    size: int = 0
+    ``sizes``: tokens per block by tier, the largest seen: a block that is found at a hash inside it says less.
+    ``smallest``: the greatest common divisor of all sizes seen.
+    """
+
+    sizes: dict[str, int] = field(default_factory=dict)
     smallest: int = 0
     kind: str | None = None
     window: int | None = None
     chunk: int | None = None
 
-    def learn(self, size: int, kind: str | None, window: int | None) -> None:
+    def learn(self, tier: str, size: int, kind: str | None, window: int | None) -> None:
         """Take in what one event says."""
         if size > 0:
-            self.size = max(self.size, size)
+            self.sizes[tier] = max(self.sizes.get(tier, 0), size)
             self.smallest = math.gcd(self.smallest, size)
         self.kind = kind or self.kind
         self.window = window or self.window
@@ -82,7 +86,7 @@ class RankMap:
         self.ledger.faults.pop("hash-mismatch", None)
         for number, given in settings.groups.items():
             self.groups[number] = Group(
-                given.block_size,
+                {self._order[0]: given.block_size},
                 given.block_size,
                 given.kind,
                 given.sliding_window,
@@ -93,6 +97,14 @@ class RankMap:
     def size(self) -> int:
         """How many blocks are held, over all places."""
         return sum(map(len, self.layers.values()))
+
+    def all_counts(self) -> Counter[str]:
+        """Return the counts, those of the places included."""
+        counts = Counter(self.counts)
+        for layer in self.layers.values():
+            counts["conflicts"] += layer.conflicts
+            counts["collisions"] += layer.collisions
+        return counts
 
     @property
     def unit(self) -> int:
@@ -113,22 +125,25 @@ class RankMap:
                 self._store(event, now)
             elif isinstance(event, BlockRemoved):
                 self._remove(event)
-            elif isinstance(event, AllBlocksCleared):
-                self.counts["clears"] += 1
-                self.clear()
-                self.ledger.cleared()
-            elif isinstance(event, UndecodableEvent):
-                self.counts["undecodable"] += 1
-                self.ledger.fault("undecodable", now)
-            elif isinstance(event, UnknownEvent):
-                self.counts["unknown_events"] += 1
-                self.ledger.fault("unknown-event", now)
+            else:
+                self._apply_other(event, now)
         self._verify(batch, now)
+
+    def _apply_other(self, event: AllBlocksCleared | UnknownEvent | UndecodableEvent, now: float) -> None:
+        if isinstance(event, AllBlocksCleared):
+            self.counts["clears"] += 1
+            self.clear()
+            self.ledger.cleared()
+        elif isinstance(event, UndecodableEvent):
+            self.counts["undecodable"] += 1
+            self.ledger.fault("undecodable", now)
+        else:
+            self.counts["unknown_events"] += 1
+            self.ledger.fault("unknown-event", now)
 
     def clear(self) -> None:
         """Forget all blocks, of every tier and group."""
-        for layer in self.layers.values():
-            self._keep_counts(layer)
+        self.counts = self.all_counts()
         self.layers = {place: Layer() for place in self.layers}
 
     def restart(self) -> None:
@@ -140,10 +155,6 @@ class RankMap:
         self.ledger.restarted()
         self.configure(self.settings)
 
-    def _keep_counts(self, layer: Layer) -> None:
-        self.counts["conflicts"] += layer.conflicts
-        self.counts["collisions"] += layer.collisions
-
     def _verify(self, batch: EventBatch, now: float) -> None:
         if self._verifier is None or self._verified >= self.settings.verify_blocks:
             return
@@ -153,22 +164,51 @@ class RankMap:
                 self.counts["mismatches"] += 1
                 self.ledger.fault("hash-mismatch", now)
 
-    def _tier(self, medium: str | None) -> str | None:
+    def _tier(self, medium: str | None, count: bool) -> str | None:
         name = "GPU" if medium is None else medium.upper()
         tier = self._tiers.get(name)
-        if tier is None:
+        if tier is None and count:
             known = name in self.unknown_media or len(self.unknown_media) < _MAX_NAMES
             self.unknown_media[name if known else "(other)"] += 1
         return tier
 
+    def place_of(self, event: BlockStored | BlockRemoved, *, count: bool = True) -> Place | None:
+        """Return where an event's blocks are; None, and (if `count`) counted, where that scores nothing."""
+        tier = self._tier(event.medium, count)
+        return None if tier is None else Place(tier, _is_remote(event.locality), event.group_idx or 0)
+
+    def _learn(self, place: Place, event: BlockStored) -> None:
+        group = self.groups.setdefault(place.group, Group())
+        size = self._block_tokens(event)
+        group.learn(place.tier, size, event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window)
+
+    def apply_without_blocks(self, batch: EventBatch, now: float) -> None:
+        """Do for a batch all that `apply` does except hold blocks, for who keeps them elsewhere."""
+        self.counts["batches"] += 1
+        for event in batch.events:
+            if isinstance(event, (BlockStored, BlockRemoved)):
+                place = self.place_of(event)
+                if place is not None and isinstance(event, BlockStored):
+                    self._learn(place, event)
+                if place is not None:
+                    self.counts[_COUNTED[type(event)]] += len(event.block_hashes)
+            else:
+                self._apply_other(event, now)
+        self._verify(batch, now)
+
+    @property
+    def coarsest(self) -> int:
+        """How many hashes the largest block or chunk spans."""
+        sizes = [size for group in self.groups.values() for size in group.sizes.values()]
+        blocks = max(sizes, default=0) // (self.unit or 1)
+        return max(1, blocks) * (self.settings.offload_chunk_blocks or 1)
+
     def _store(self, event: BlockStored, now: float) -> None:
-        tier = self._tier(event.medium)
-        if tier is None:
+        place = self.place_of(event)
+        if place is None:
             return
-        number = event.group_idx or 0
-        group = self.groups.setdefault(number, Group())
-        group.learn(self._block_tokens(event), event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window)
-        place = Place(tier, _is_remote(event.locality), number)
+        tier, number = place.tier, place.group
+        self._learn(place, event)
         layer = self.layers.get(place)
         if layer is None:
             layer = self.layers[place] = Layer()
@@ -196,10 +236,10 @@ class RankMap:
                         other.place(key, parent)
 
     def _remove(self, event: BlockRemoved) -> None:
-        tier = self._tier(event.medium)
-        if tier is None:
+        place = self.place_of(event)
+        if place is None:
             return
-        layer = self.layers.get(Place(tier, _is_remote(event.locality), event.group_idx or 0))
+        layer = self.layers.get(place)
         for value in event.block_hashes:
             if layer is None or layer.remove(hash_key(value), _digest(value)) is None:
                 self.counts["removed_unknown"] += 1
@@ -344,7 +384,7 @@ class RankMap:
         for number in sorted(numbers):
             group = self.groups[number]
             kind = kind_of(group.kind, sliding_window=group.window, chunk=group.chunk)
-            size = group.size or request.unit
+            size = group.sizes.get(tier) or group.sizes.get(self._order[0]) or request.unit
             if size % request.unit:
                 return []
             geometry = (kind, size, group.window or 0, group.chunk or 0)
@@ -360,6 +400,7 @@ class RankMap:
 
 
 _EMPTY = Layer()
+_COUNTED: Mapping[type, str] = {BlockStored: "stored", BlockRemoved: "removed"}
 
 
 def _known_parent(layers: Sequence[Layer], key: int) -> int:

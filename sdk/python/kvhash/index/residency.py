@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -35,8 +35,8 @@ class SnapshotError(DecodeError):
 class HotPrefix:
     """A prompt's beginning that several prompts share.
 
-    ``key``: of its last block. ``blocks``: its length, up to where prompts part. ``below``: blocks that hang on it,
-    itself included, over all engines; ``engines``: those that hold it.
+    ``key``: of its last block. ``blocks``: its length, up to where prompts part on some engine. ``below``: blocks that
+    hang on it, itself included, over all engines; ``engines``: those that hold it.
     """
 
     key: int
@@ -185,13 +185,7 @@ class ResidencyIndex:
     def _match(self, engine: str, hashes: Sequence[HashValue], num_tokens: int | None) -> PrefixMatch:
         best = PrefixMatch()
         for number, rank in self._engines.get(engine, {}).items():
-            match = rank.match(hashes, num_tokens, number)
-            if (match.usable_tokens, match.blocks, sum(match.remote.values())) > (
-                best.usable_tokens,
-                best.blocks,
-                sum(best.remote.values()),
-            ):
-                best = match
+            best = better_match(best, rank.match(hashes, num_tokens, number))
         return best
 
     def engines(self) -> list[str]:
@@ -207,18 +201,7 @@ class ResidencyIndex:
         ranks = self._engines.get(engine, {})
         if rank != "all":
             return ranks[rank].ledger.knowledge() if rank in ranks else _NEVER_HEARD
-        if not ranks:
-            return _NEVER_HEARD
-        each = [one.ledger.knowledge() for one in ranks.values()]
-        order = [State.EXACT, State.DEGRADED, State.UNKNOWN]
-        times = [one.since for one in each if one.since is not None]
-        heard = [one.as_of for one in each if one.as_of is not None]
-        return Knowledge(
-            max((one.state for one in each), key=order.index),
-            min(times, default=None),
-            tuple(sorted({reason for one in each for reason in one.reasons})),
-            min(heard, default=None),
-        )
+        return worst_knowledge([one.ledger.knowledge() for one in ranks.values()])
 
     def position(self, engine: str, rank: int | None) -> int | None:
         """Return the number of the last batch applied, to go on from after a `load`; None where none was."""
@@ -249,12 +232,8 @@ class ResidencyIndex:
             for rank in ranks.values():
                 for place, layer in rank.places():
                     if place.tier == device and not place.remote:
-                        for hot in _beginnings(layer, engine):
-                            other = found.get(hot.key)
-                            if other is not None:
-                                names = tuple(dict.fromkeys((*other.engines, engine)))
-                                hot = replace(other, below=other.below + hot.below, engines=names)
-                            found[hot.key] = hot
+                        for first, hot in _beginnings(layer, engine):
+                            found[first] = _joined(found[first], hot) if first in found else hot
         return sorted(found.values(), key=lambda hot: (-hot.below, hot.key))[:limit]
 
     def __len__(self) -> int:
@@ -272,12 +251,9 @@ class ResidencyIndex:
         reachable = 0
         for ranks in self._engines.values():
             for rank in ranks.values():
-                counts.update(rank.counts)
+                counts.update(rank.all_counts())
                 media.update(rank.unknown_media)
-                for _, layer in rank.places():
-                    reachable += layer.reachable
-                    counts["conflicts"] += layer.conflicts
-                    counts["collisions"] += layer.collisions
+                reachable += sum(layer.reachable for _, layer in rank.places())
         names = ("batches", "stored", "removed", "removed_unknown", "clears", "restarts", "evicted", "collisions",
                  "conflicts", "tokenless", "sparse_placed", "sparse_unplaced", "undecodable", "unknown_events",
                  "mismatches", "lost", "stale", "repeated", "bad_messages")  # fmt: skip
@@ -324,34 +300,61 @@ class ResidencyIndex:
         self._size = sum(rank.size for ranks in engines.values() for rank in ranks.values())
 
 
+def better_match(one: PrefixMatch, other: PrefixMatch) -> PrefixMatch:
+    """Return the match of more usable tokens, then of more blocks, then of more remote ones; `one` of equals."""
+
+    def worth(match: PrefixMatch) -> tuple[int, int, int]:
+        return match.usable_tokens, match.blocks, sum(match.remote.values())
+
+    return other if worth(other) > worth(one) else one
+
+
+def worst_knowledge(each: Sequence[Knowledge]) -> Knowledge:
+    """Return the knowledge of an engine from that of its ranks: the worst state, every reason, the oldest times."""
+    if not each:
+        return _NEVER_HEARD
+    order = [State.EXACT, State.DEGRADED, State.UNKNOWN]
+    return Knowledge(
+        max((one.state for one in each), key=order.index),
+        min((one.since for one in each if one.since is not None), default=None),
+        tuple(sorted({reason for one in each for reason in one.reasons})),
+        min((one.as_of for one in each if one.as_of is not None), default=None),
+    )
+
+
 def _fullest(rank: RankMap) -> int:
     return max((len(layer) for layer in rank.layers.values()), default=0)
 
 
-def _beginnings(layer: Layer, engine: str) -> list[HotPrefix]:
-    """Return, for each first block of a place, how far the prompts that begin with it go together."""
-    found = []
-    for key, block in layer.items():
+def _beginnings(layer: Layer, engine: str) -> Iterator[tuple[int, HotPrefix]]:
+    """Yield each first block of a place, and how far the prompts that begin with it go together."""
+    for first, block in layer.items():
         if block.depth != 1:
             continue
-        end = key
+        end = first
         while (children := layer.blocks[end].children) and len(children) == 1:
             end = next(iter(children))
-        below, todo = 0, [key]
+        below, todo = 0, [first]
         while todo:
             below += 1
             todo += layer.blocks[todo.pop()].children or ()
-        found.append(HotPrefix(end, layer.blocks[end].depth, below, (engine,)))
-    return found
+        yield first, HotPrefix(end, layer.blocks[end].depth, below, (engine,))
+
+
+def _joined(one: HotPrefix, other: HotPrefix) -> HotPrefix:
+    """Return what two places hold of the prompts with one first block; they go together as far as in both."""
+    shorter = min(one, other, key=lambda hot: hot.blocks)
+    engines = tuple(dict.fromkeys((*one.engines, *other.engines)))
+    return HotPrefix(shorter.key, shorter.blocks, one.below + other.below, engines)
 
 
 def _dump_rank(rank: RankMap) -> dict[str, Any]:
     return {
         "ledger": rank.ledger.dump(),
-        "counts": rank.counts,
+        "counts": rank.all_counts(),
         "media": rank.unknown_media,
         "groups": [
-            (number, g.size, g.smallest, g.kind, g.window, g.chunk) for number, g in rank.groups.items()
+            (number, g.sizes, g.smallest, g.kind, g.window, g.chunk) for number, g in rank.groups.items()
         ],
         "places": [
             (

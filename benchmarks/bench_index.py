@@ -1,0 +1,372 @@
+"""The residency index beside a Python dict index and Dynamo's RadixTree: one list of events, each in a fresh process.
+
+Printed for each: block operations applied a second, the median lookup of a long prompt over all engines, and bytes of
+memory per block and engine (resident set, after minus before). A ratio is to the dict index of the same run.
+
+* **dict**: for each engine a dict of block hash -> copies, and a lookup that walks block by block: the least that a
+  router can do, with none of the rules of docs/index.md;
+* **kvhash python**, **kvhash native**: `kvhash.index.ResidencyIndex` (native where this build has it);
+* **Dynamo**: ``RadixTree`` of ai-dynamo-runtime, where that is installed. Its events are JSON, encoded beforehand;
+* **shared**: `SharedResidencyIndex` on a local redis-server, where there is one.
+
+The events: each engine stores one prompt of 6,250 blocks that all share, then short prompts of 100 blocks come and
+most of them go again, as an engine evicts them: from their ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+PROMPT_BLOCKS = 6250
+_STEP = 50
+_NAMES = ("dict", "kvhash python", "kvhash native", "Dynamo", "shared")
+
+#: (engine, whether it is a store, parent or None, hashes)
+Step = tuple[int, bool, "int | None", list[int]]
+
+
+def steps(engines: int, blocks: int) -> Iterator[Step]:
+    """Yield about `blocks` block operations beyond the shared prompt's."""
+    rng = random.Random(1)
+    shared = prompt()
+    for engine in range(engines):
+        for first in range(0, PROMPT_BLOCKS, _STEP):
+            yield engine, True, shared[first - 1] if first else None, shared[first : first + _STEP]
+    done = 0
+    waiting: list[tuple[int, list[int]]] = []
+    while done < blocks:
+        engine = rng.randrange(engines)
+        chain = [rng.getrandbits(63) for _ in range(100)]
+        yield engine, True, None, chain[:_STEP]
+        yield engine, True, chain[_STEP - 1], chain[_STEP:]
+        waiting.append((engine, chain))
+        done += 100
+        if len(waiting) > 500:
+            engine, chain = waiting.pop(rng.randrange(len(waiting)))
+            yield engine, False, None, chain[: _STEP - 1 : -1]
+            yield engine, False, None, chain[_STEP - 1 :: -1]
+            done += 100
+
+
+def prompt() -> list[int]:
+    """Return the long prompt's hashes."""
+    rng = random.Random(0)
+    return [rng.getrandbits(63) for _ in range(PROMPT_BLOCKS)]
+
+
+class DictIndex:
+    """The least that a router can do."""
+
+    def __init__(self, engines: int) -> None:
+        self.held: list[dict[int, int]] = [{} for _ in range(engines)]
+
+    @staticmethod
+    def prepare(step: Step) -> Any:
+        """Return a step as decoded events."""
+        return step[0], _batch(step)
+
+    def apply(self, item: Any) -> None:
+        """Apply a decoded batch."""
+        from kvhash.events.schema import BlockStored, hash_key
+
+        engine, batch = item
+        held = self.held[engine]
+        for event in batch.events:
+            if isinstance(event, BlockStored):
+                for value in event.block_hashes:
+                    key = hash_key(value)
+                    held[key] = held.get(key, 0) + 1
+            else:
+                for value in event.block_hashes:
+                    key = hash_key(value)
+                    if held[key] == 1:
+                        del held[key]
+                    else:
+                        held[key] -= 1
+
+    def lookup(self, hashes: Sequence[int]) -> int:
+        """Return the blocks of all engines' matches."""
+        total = 0
+        for held in self.held:
+            for value in hashes:
+                if value not in held:
+                    break
+                total += 1
+        return total
+
+
+class OurIndex:
+    """`ResidencyIndex`, as it is used."""
+
+    def __init__(self, engines: int) -> None:
+        from kvhash.index import ResidencyIndex
+
+        self.names = [f"engine-{i}" for i in range(engines)]
+        self.index = ResidencyIndex()
+
+    @staticmethod
+    def prepare(step: Step) -> Any:
+        """Return a step as decoded events."""
+        return f"engine-{step[0]}", _batch(step)
+
+    def apply(self, item: Any) -> None:
+        """Apply a decoded batch."""
+        self.index.apply(*item)
+
+    def lookup(self, hashes: Sequence[int]) -> int:
+        """Return the blocks of all engines' matches."""
+        return sum(match.blocks for match in self.index.longest_prefix(hashes).values())
+
+
+class Dynamo:
+    """Dynamo's tree; a block's local hash is its block hash, so both walk the same prompts."""
+
+    def __init__(self, engines: int) -> None:
+        from dynamo._core import RadixTree
+
+        del engines
+        self.tree = RadixTree()
+
+    @staticmethod
+    def prepare(step: Step) -> Any:
+        """Return a step as the JSON that the tree reads."""
+        engine, is_store, parent, hashes = step
+        if is_store:
+            blocks = [{"block_hash": value, "tokens_hash": value} for value in hashes]
+            data: dict[str, Any] = {"stored": {"parent_hash": parent, "blocks": blocks}}
+        else:
+            data = {"removed": {"block_hashes": hashes}}
+        return engine, json.dumps({"event_id": 0, "data": data, "dp_rank": 0}).encode()
+
+    def apply(self, item: Any) -> None:
+        """Apply an event."""
+        self.tree.apply_event(*item)
+
+    def lookup(self, hashes: Sequence[int]) -> int:
+        """Return the blocks of all engines' matches."""
+        scores: dict[Any, int] = self.tree.find_matches(list(hashes)).scores
+        return sum(scores.values())
+
+
+class Shared:
+    """`SharedResidencyIndex`, records written 64 to a round trip."""
+
+    def __init__(self, engines: int) -> None:
+        import redis
+
+        from kvhash.index.shared import SharedResidencyIndex
+
+        del engines
+        client = redis.Redis(unix_socket_path=os.environ["KVHASH_BENCH_REDIS"])
+        self.index = SharedResidencyIndex(client)
+        self._seqs: dict[str, int] = {}
+        self._waiting: dict[str, list[Any]] = {}
+
+    prepare = staticmethod(OurIndex.prepare)
+
+    def apply(self, item: Any) -> None:
+        """Queue a batch; every 64 of an engine are written."""
+        from kvhash.events.records import Batch
+
+        engine, batch = item
+        seq = self._seqs[engine] = self._seqs.get(engine, -1) + 1
+        waiting = self._waiting.setdefault(engine, [])
+        waiting.append(Batch(engine, 0, seq, b"", 0, batch, b""))
+        if len(waiting) == 64:
+            self.index.apply_records(engine, waiting)
+            waiting.clear()
+
+    def finish(self) -> None:
+        """Write what is left."""
+        for engine, waiting in self._waiting.items():
+            self.index.apply_records(engine, waiting)
+
+    def lookup(self, hashes: Sequence[int]) -> int:
+        """Return the blocks of all engines' matches."""
+        return sum(match.blocks for match in self.index.longest_prefix(hashes).values())
+
+
+def _batch(step: Step) -> Any:
+    from kvhash.events.schema import BlockRemoved, BlockStored, EventBatch
+
+    _, is_store, parent, hashes = step
+    if not is_store:
+        return EventBatch(1.0, (BlockRemoved(tuple(hashes), medium="GPU"),), 0)
+    return EventBatch(1.0, (BlockStored(tuple(hashes), parent, _TOKENS[: len(hashes)], 1, medium="GPU"),), 0)
+
+
+_TOKENS = tuple(range(_STEP))
+
+
+def _kind(name: str) -> Any:
+    return {"dict": DictIndex, "Dynamo": Dynamo, "shared": Shared}.get(name, OurIndex)
+
+
+def _resident() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def measure(name: str, engines: int, blocks: int, lookups: int) -> dict[str, Any]:
+    """Return what one index takes, in this process."""
+    kind = _kind(name)
+    listed = list(steps(engines, blocks))
+    operations = sum(len(step[3]) for step in listed)
+    held: dict[tuple[int, int], int] = {}
+    for engine, is_store, _, hashes in listed:
+        for value in hashes:
+            if is_store:
+                held[engine, value] = 1
+            else:
+                held.pop((engine, value), None)
+    count = len(held)
+    del held
+    items = [kind.prepare(step) for step in listed]
+    del listed
+    before = _resident()
+    index = kind(engines)
+    began = time.perf_counter()
+    for item in items:
+        index.apply(item)
+    if hasattr(index, "finish"):
+        index.finish()
+    hashes = prompt()
+    found = index.lookup(hashes)  # a tree with a thread of its own has applied all by then
+    apply_s = time.perf_counter() - began
+    bytes_per_block = (_resident() - before) / count
+    times = []
+    for _ in range(lookups):
+        began = time.perf_counter()
+        index.lookup(hashes)
+        times.append(time.perf_counter() - began)
+    if found != engines * PROMPT_BLOCKS:
+        sys.exit(f"{name}: {found} blocks matched, {engines * PROMPT_BLOCKS} are there")
+    return {
+        "ops_per_s": operations / apply_s,
+        "lookup_us": statistics.median(times) * 1e6,
+        "bytes_per_block": bytes_per_block,
+        "blocks": count,
+    }
+
+
+def _absent(name: str) -> str | None:
+    """Return why an index cannot be measured here, or None."""
+    if name == "kvhash native":
+        try:
+            from kvhash import _native
+        except ImportError:
+            return "the native module is not built"
+        if not any("index" in attribute.lower() or "rank" in attribute.lower() for attribute in dir(_native)):
+            return "the native module of this build has no index"
+    if name == "Dynamo":
+        try:
+            import dynamo._core  # noqa: F401
+        except ImportError:
+            return "ai-dynamo-runtime is not installed (pip install ai-dynamo-runtime)"
+    if name == "shared":
+        import shutil
+
+        try:
+            import redis  # noqa: F401
+        except ImportError:
+            return "redis is not installed (pip install 'kvhash[redis]')"
+        if shutil.which("redis-server") is None:
+            return "there is no redis-server"
+    return None
+
+
+def _in_a_process(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    environment = dict(os.environ)
+    if name.startswith("kvhash"):
+        environment["KVHASH_BACKEND"] = name.split()[1]
+    sizes = [str(arguments.engines), str(arguments.blocks), str(arguments.lookups)]
+    command = [sys.executable, __file__, "--measure", name, "--engines", sizes[0], "--blocks", sizes[1]]
+    command += ["--lookups", sizes[2]]
+    if name != "shared":
+        return _answer(command, environment)
+    with tempfile.TemporaryDirectory() as folder:
+        socket = str(Path(folder) / "redis.sock")
+        options = ["--port", "0", "--unixsocket", socket, "--save", "", "--dir", folder]
+        server = subprocess.Popen(["redis-server", *options], stdout=subprocess.DEVNULL)
+        try:
+            import redis
+
+            client = redis.Redis(unix_socket_path=socket)
+            while not _answers(client):
+                time.sleep(0.05)
+            empty = client.info("memory")["used_memory"]  # type: ignore[index]
+            environment["KVHASH_BENCH_REDIS"] = socket
+            result = _answer(command, environment)
+            used = client.info("memory")["used_memory"] - empty  # type: ignore[index]
+            return {**result, "bytes_per_block": used / result["blocks"]}
+        finally:
+            server.terminate()
+            server.wait()
+
+
+def _answer(command: list[str], environment: dict[str, str]) -> dict[str, Any]:
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def _answers(client: Any) -> bool:
+    import redis
+
+    try:
+        return bool(client.ping())
+    except redis.exceptions.ConnectionError:
+        return False
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--engines", type=int, default=64)
+    parser.add_argument(
+        "--blocks", type=int, default=1_000_000, help="block operations beyond the shared prompt"
+    )
+    parser.add_argument("--lookups", type=int, default=51)
+    parser.add_argument("--only", action="append", choices=_NAMES, help="measure only these; repeat")
+    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        print(json.dumps(measure(arguments.measure, arguments.engines, arguments.blocks, arguments.lookups)))
+        return
+    print(
+        f"{arguments.engines} engines, lookups of {PROMPT_BLOCKS} blocks over all of them, "
+        f"{os.cpu_count()} processors, python {sys.version.split()[0]}\n"
+    )
+    print(f"{'index':<15}{'block ops/s':>14}{'ratio':>8}{'lookup us':>12}{'ratio':>8}{'bytes/block':>13}")
+    base: dict[str, Any] | None = None
+    for name in arguments.only or _NAMES:
+        absent = _absent(name)
+        if absent is not None:
+            print(f"{name:<15}{absent}")
+            continue
+        found = _in_a_process(name, arguments)
+        base = found if name == "dict" else base
+        faster = base["lookup_us"] / found["lookup_us"] if base else float("nan")
+        rate = found["ops_per_s"] / base["ops_per_s"] if base else float("nan")
+        print(
+            f"{name:<15}{found['ops_per_s']:>14,.0f}{rate:>7.2f}x{found['lookup_us']:>12,.0f}{faster:>7.1f}x"
+            f"{found['bytes_per_block']:>13,.0f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""``kvevents index`` as a user runs it: files, live engines, queries, and bad usage."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvhash.events.publisher import Publisher
+
+from ..data_files import CAPTURES, DATA, capture
+from .build import CLEARED, HASHER, SIZE, batch, removed, stored
+
+KVEVENTS = str(Path(sys.executable).with_name("kvevents"))
+TOKENS = list(range(40))
+
+
+def run(*arguments: str, status: int = 0, stdin: bytes = b"") -> tuple[str, str]:
+    """Run ``kvevents index``; return stdout and stderr."""
+    done = subprocess.run(
+        [KVEVENTS, "index", *arguments], input=stdin, capture_output=True, check=False, timeout=60
+    )
+    out, err = done.stdout.decode(), done.stderr.decode()
+    assert "Traceback" not in err
+    assert done.returncode == status, (done.returncode, out, err)
+    return out, err
+
+
+def records(out: str) -> dict[str, list[dict[str, Any]]]:
+    """Return jsonl records by kind."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for line in out.splitlines():
+        value = json.loads(line)
+        assert value["v"] == 1
+        found.setdefault(value["record"], []).append(value)
+    return found
+
+
+@pytest.mark.parametrize("name", CAPTURES)
+def test_a_recorded_server_is_mapped_and_queried(name: str, tmp_path: Path) -> None:
+    """Every recorded stream is EXACT, and its last prompt is found by its tokens under the right settings."""
+    recorded = capture(name)
+    last = next(r for r in reversed(recorded["requests"]) if "prompt" in r)
+    adapted = last.get("model") == "sql"
+    fields = {"lora": {"name": "sql", "path": "adapters/sql", "id": 1}} if adapted else {}
+    query = tmp_path / "tokens.json"
+    query.write_text(json.dumps({"tokens": last["prompt"], "cache_salt": last.get("cache_salt"), **fields}))
+    seed = [] if recorded["hash_seed"] is None else ["--hash-seed", recorded["hash_seed"]]
+    settings = ["--vllm", "0.32.0", "--algorithm", recorded["algo"], *seed, "--lora-path", "sql=adapters/sql"]
+    file = str(DATA / "captures" / f"{name}.json")
+    found = records(run(file, "--query", str(query), *settings, "-o", "jsonl")[0])
+    assert found["engine"][0]["knowledge"] == "exact"
+    assert found["match"][0]["usable_tokens"] >= 32
+    assert found["stats"][0]["batches"] == len(recorded["frames"])
+    text, _ = run(file)
+    assert "EXACT" in text
+    assert f"{sum(found['engine'][0]['blocks'].values())} blocks: GPU" in text
+
+
+def test_wrong_settings_make_the_engine_unknown() -> None:
+    """A query under another algorithm says UNKNOWN (hash-mismatch) instead of a silent miss."""
+    file = str(DATA / "captures" / "vllm-0.32.0-sha256_cbor.json")
+    out, _ = run(file, "--query", "[1,2,3]", "--vllm", "0.32.0", "--algorithm", "sha256")
+    assert "UNKNOWN (hash-mismatch)" in out
+    assert "match" in out
+
+
+def test_a_live_engine() -> None:
+    """Followed over sockets from its first batch: tiers apart, the hottest prefix, the prompt found."""
+    hashes = HASHER.hash_tokens(TOKENS)
+    numbers = HASHER.chain(TOKENS).external()
+    assert len(hashes) == 10
+    with Publisher("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", bind=True) as publisher:
+        publisher.publish(batch(stored(numbers[:6], token_ids=tuple(TOKENS[: 6 * SIZE])), rank=0))
+        publisher.publish(
+            batch(stored(numbers[:8], medium="CPU"), stored(numbers[:1], medium="TAPE"), rank=0)
+        )
+        publisher.publish(batch(removed(numbers[5:6]), rank=0, ts=2.0))
+        query = json.dumps({"tokens": TOKENS})
+        assert publisher.replay_endpoint is not None
+        out, err = run(
+            publisher.endpoint, "--replay", publisher.replay_endpoint, "--from-seq", "start", "--idle-timeout", "2",
+            "--query", query, "--vllm", "0.33.0", "--algorithm", "sha256_cbor", "-o", "jsonl",
+        )  # fmt: skip
+    del err
+    found = records(out)
+    assert found["engine"][0]["engine"] == publisher.endpoint
+    assert found["engine"][0]["blocks"] == {"GPU": 5, "CPU": 8}
+    assert found["match"][0]["by_tier"] == {"GPU": 5, "CPU": 3}
+    assert found["prefix"][0]["hash"] == str(numbers[4])
+    assert found["stats"][0]["unknown_media"] == {"TAPE": 1}
+
+
+def test_recorded_losses_show(tmp_path: Path) -> None:
+    """A recording with a hole is DEGRADED, and a clear in it heals."""
+    from kvhash.events.encode import encode_batch
+    from kvhash.events.recording import RecordingWriter
+
+    def write(name: str, *numbered: tuple[int, Any]) -> str:
+        path = tmp_path / name
+        with RecordingWriter(path) as writer:
+            for seq, events in numbered:
+                payload = encode_batch(batch(*events, ts=float(seq)), "0.33.0")
+                writer.write(
+                    [b"", seq.to_bytes(8, "big"), payload],
+                    endpoint="tcp://e:1",
+                    rank=0,
+                    received_ns=seq * 10**9,
+                )
+        return str(path)
+
+    holes = write("hole.kvrec", (0, [stored([1])]), (2, [stored([2], 1)]))
+    out, err = run(holes)
+    assert "DEGRADED (lost) since" in out
+    assert "lost: 1" in err
+    healed = write("healed.kvrec", (0, [stored([1])]), (2, [CLEARED]), (3, [stored([5])]))
+    assert "EXACT  1 blocks" in run(healed)[0]
+    late = write("late.kvrec", (7, [stored([1])]))
+    assert "joined-late" in run(late)[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "word"),
+    [
+        (["/nowhere/at/all"], 2, "no-such-file"),
+        (["tcp://127.0.0.1:1", "file"], 2, "invalid-endpoint"),
+        (["tcp://127.0.0.1:1", "--idle-timeout", "0.2"], 3, "no batch came"),
+        (["-", "--query", "{"], 2, "invalid-json"),
+        (["-", "--query", "{}"], 2, "invalid-request"),
+        (["-", "--query", "[-1]"], 2, "invalid-token"),
+        (["-", "--query", "[1]", "--algorithm", "md5"], 2, "unknown-algorithm"),
+        (["-", "--block-size", "0"], 2, "invalid-block-size"),
+        (["-", "--max-blocks", "0"], 2, "bound"),
+        (["-", "--query", "[1]", "--algorithm", "sha256", "--vllm", "0.28.0"], 2, "unknown-root"),
+    ],
+)
+def test_bad_usage(arguments: list[str], status: int, word: str) -> None:
+    """One line that says what was wrong, and the exit status of its kind."""
+    _, err = run(*arguments, status=status, stdin=b"\x93\xcb@")
+    assert word in err

@@ -1,0 +1,661 @@
+"""Each rule of the index, one by one: what went wrong for others is right here."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from kvhash import BlockHasher, KvHashError
+from kvhash.events.decode import decode_batch
+from kvhash.events.encode import encode_batch
+from kvhash.events.records import BadMessage, Gap, Lost, Recovered, Restart, Stale
+from kvhash.events.schema import BlockStored, EventBatch, UndecodableEvent, UnknownEvent
+from kvhash.index import (
+    EngineSettings,
+    GroupSettings,
+    Place,
+    PrefixMatch,
+    ResidencyIndex,
+    SnapshotError,
+    State,
+)
+
+from .build import CLEARED, HASHER, SIZE, batch, record, removed, stored
+
+H = list(range(101, 161))
+TOKENS = list(range(60))
+
+
+def one(index: ResidencyIndex, hashes: Any = H, **options: Any) -> PrefixMatch:
+    """Return the match of the engine that most tests use."""
+    return index.longest_prefix(hashes, ["a"], **options)["a"]
+
+
+def fed(*events: Any, **options: Any) -> ResidencyIndex:
+    """Return an index whose engine `a` published these events."""
+    index = ResidencyIndex(**options)
+    index.apply("a", batch(*events))
+    return index
+
+
+# --- duplicates and removals --------------------------------------------------------------------------------
+
+
+def test_a_block_stored_twice_and_removed_once_is_still_there() -> None:
+    """Two physical copies, one of them gone: the block still hits; after the second removal it does not."""
+    index = fed(stored(H[:1]), stored(H[:1]), removed(H[:1]))
+    assert one(index).blocks == 1
+    index.apply("a", batch(removed(H[:1])))
+    assert one(index).blocks == 0
+    assert index.stats()["removed"] == 2
+
+
+def test_a_hash_twice_in_one_event_is_two_copies_and_nothing_else() -> None:
+    """A repeated hash is no clear and no parent of itself: other blocks stay, one removal leaves one copy."""
+    index = fed(stored(H[:3]), stored([H[0], H[0]]), removed([H[0], H[0]]))
+    assert one(index).blocks == 3
+
+
+def test_a_removal_of_what_is_not_held_is_counted_and_harmless() -> None:
+    """It never makes a count negative: a store after it is one copy."""
+    index = fed(removed(H[:1]), stored(H[:1]))
+    assert one(index).blocks == 1
+    assert index.stats()["removed_unknown"] == 1
+
+
+def test_a_removal_counts_for_its_engine_alone() -> None:
+    """Engines a and b store a block, a removes it: b still holds it."""
+    index = fed(stored(H[:2]))
+    index.apply("b", batch(stored(H[:2])))
+    index.apply("a", batch(removed(H[:2])))
+    found = index.longest_prefix(H)
+    assert (found["a"].blocks, found["b"].blocks) == (0, 2)
+
+
+def test_an_inner_block_that_left_cuts_the_run_until_it_is_back() -> None:
+    """What hangs on it waits as an orphan and is joined again without being stored anew."""
+    index = fed(stored(H[:10]), removed(H[4:5]))
+    assert (one(index).blocks, index.stats()["reachable"]) == (4, 4)
+    index.apply("a", batch(stored(H[4:5], H[3])))
+    assert (one(index).blocks, index.stats()["reachable"]) == (10, 10)
+
+
+# --- parents ------------------------------------------------------------------------------------------------
+
+
+def test_a_child_before_its_parent_is_no_root_and_is_joined_later() -> None:
+    """A block whose parent is not known never matches by itself."""
+    index = fed(stored(H[1:3], H[0]))
+    assert (one(index).blocks, one(index, H[1:3]).blocks) == (0, 2)
+    assert index.stats()["reachable"] == 0
+    index.apply("a", batch(stored(H[:1])))
+    assert (one(index).blocks, index.stats()["reachable"]) == (3, 3)
+
+
+def test_a_block_that_says_it_is_its_own_parent() -> None:
+    """The parent is passed over and counted; the block is found by its hash after its real prefix."""
+    index = fed(stored(H[1:2], H[1]), stored(H[:1]))
+    assert one(index).blocks == 2
+    assert index.stats()["conflicts"] == 1
+
+
+@pytest.mark.parametrize("parent", [H[1], H[0]], ids=["own-first-hash", "grandparent"])
+def test_a_wrong_parent_never_makes_a_false_hit(parent: int) -> None:
+    """Whatever an event says of parents, the match is the walk over the prompt's own hashes."""
+    index = fed(stored(H[:1]), stored(H[2:4], parent))
+    assert one(index, H[:4]).blocks == 1
+    index.apply("a", batch(stored(H[1:2], H[0])))
+    assert one(index, H[:4]).blocks == 4
+
+
+def test_two_parents_of_one_block_are_a_conflict() -> None:
+    """Neither is believed; the block is found by hash alone."""
+    index = fed(stored(H[:3]), stored(H[2:3], H[0]))
+    assert one(index, H[:3]).blocks == 3
+    assert (index.stats()["conflicts"], index.stats()["reachable"]) == (1, 2)
+
+
+def test_a_circle_of_parents_is_nobodys_prefix() -> None:
+    """Blocks that are each other's parents are unreachable, and dropping them ends."""
+    index = fed(stored(H[:1], H[1]), stored(H[1:2], H[0]), max_blocks=2)
+    assert index.stats()["reachable"] == 0
+    index.apply("a", batch(stored(H[2:4])))
+    assert len(index) <= 2
+
+
+# --- sparse and token-less stores ---------------------------------------------------------------------------
+
+
+def test_a_sparse_store_is_placed_by_hashing_its_tokens() -> None:
+    """Fewer hashes than blocks of tokens: with the hash settings the block's place is found, and no other."""
+    hashes = HASHER.chain(TOKENS[:12]).external()
+    event = BlockStored((hashes[2],), None, tuple(TOKENS[:12]), SIZE)
+    settings = EngineSettings(hashing={"algorithm": "sha256_cbor", "block_size": SIZE, "vllm": "0.33.0"})
+    index = fed(event, stored(hashes[:2], token_ids=tuple(TOKENS[:8])), settings={"a": settings})
+    assert (index.stats()["sparse_placed"], index.stats()["reachable"]) == (1, 3)
+    assert one(index, hashes).blocks == 3
+
+
+def test_a_sparse_store_is_not_guessed_at() -> None:
+    """Without the settings it is the child of nothing; it is found by its hash where the prompt has it."""
+    hashes = HASHER.chain(TOKENS[:12]).external()
+    index = fed(BlockStored((hashes[2],), None, tuple(TOKENS[:12]), SIZE))
+    assert (index.stats()["sparse_unplaced"], index.stats()["reachable"]) == (1, 0)
+    assert one(index, hashes).blocks == 0
+    assert one(index, [hashes[2]]).blocks == 1  # a prompt that begins with it would be another hash
+    index.apply("a", batch(stored(hashes[:2])))
+    assert one(index, hashes).blocks == 3
+
+
+def test_an_offload_without_tokens_joins_by_hash() -> None:
+    """No tokens, block size 0, no parent: not a root; it is the CPU's copy of blocks that the GPU told of."""
+    cpu = BlockStored((H[0], H[1]), None, (), 0, medium="CPU")
+    index = fed(stored(H[:2]), cpu, removed(H[:2]))
+    assert one(index).by_tier == {"CPU": 2}
+    assert index.stats()["reachable"] == 2
+
+
+def test_an_offload_without_tokens_that_comes_first() -> None:
+    """CPU first, GPU later, GPU removed: still in the CPU tier, and linked by what the GPU's store said."""
+    index = fed(BlockStored((H[0], H[1]), None, (), 0, medium="CPU"))
+    assert index.stats()["reachable"] == 0
+    index.apply("a", batch(stored(H[:2])))
+    assert one(index).by_tier == {"GPU": 2}
+    index.apply("a", batch(removed(H[:2])))
+    assert one(index).by_tier == {"CPU": 2}
+    assert index.stats()["reachable"] == 2
+
+
+def test_context_parallel_blocks_are_told_from_sparse_ones_by_the_settings() -> None:
+    """64 tokens and two hashes at block size 16: blocks of 32 where the settings say so, else nothing is assumed."""
+    event = BlockStored(tuple(H[:2]), None, tuple(range(64)), 16)
+    told = fed(event, settings={"a": EngineSettings(tokens_per_hash=32)})
+    assert (one(told).tokens, told.stats()["reachable"]) == (64, 2)
+    assert fed(event).stats()["sparse_unplaced"] == 2
+
+
+# --- groups -------------------------------------------------------------------------------------------------
+
+
+def test_a_removal_in_group_1_leaves_group_0() -> None:
+    """The same hash in two groups is two blocks."""
+    index = fed(stored(H[:3], group_idx=0), stored(H[:3], group_idx=1), removed(H[:1], group_idx=1))
+    assert index.holdings("a")[0, Place("GPU", False, 0)] == dict.fromkeys(H[:3], 1)
+    assert one(index).blocks == 0
+    index.apply("a", batch(stored(H[:1], group_idx=1)))
+    assert one(index).blocks == 3
+
+
+def test_a_window_group_must_hold_its_window_at_the_end_of_the_hit() -> None:
+    """Blocks that slid out of the window are not needed; those in it are."""
+    window = {"kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 9, "group_idx": 1}
+    full = {"kv_cache_spec_kind": "full_attention", "group_idx": 0}
+    index = fed(stored(H[:8], **full), stored(H[:8], **window), removed(H[:5], group_idx=1))
+    assert one(index).blocks == 8
+    index.apply("a", batch(removed(H[7:8], group_idx=1)))
+    assert one(index).blocks == 7
+    index.apply("a", batch(removed(H[6:7], group_idx=1)))
+    assert one(index).blocks == 0
+
+
+def test_a_state_group_must_hold_its_boundary() -> None:
+    """A state of four blocks at block 8 of 10: the hit ends there."""
+    state = {"kv_cache_spec_kind": "mamba", "group_idx": 1, "size": 4 * SIZE}
+    full = {"kv_cache_spec_kind": "full_attention", "group_idx": 0}
+    index = fed(
+        stored(H[:10], **full),
+        stored(H[7:8], H[3], token_ids=tuple(range(8 * SIZE)), **state),
+        settings={
+            "a": EngineSettings(
+                tokens_per_hash=SIZE,
+                groups={
+                    0: GroupSettings(block_size=SIZE),
+                    1: GroupSettings(block_size=4 * SIZE, kind="mamba"),
+                },
+            )
+        },
+    )
+    assert one(index).blocks == 8
+
+
+def test_one_state_hash_over_many_blocks_of_tokens() -> None:
+    """3,840 tokens: five attention blocks of 768 and a single state, that of the last; it carries the whole prompt."""
+    full = {"kv_cache_spec_kind": "mla_attention", "group_idx": 0, "size": 768}
+    state = {"kv_cache_spec_kind": "mamba", "group_idx": 1, "size": 768, "token_ids": tuple(range(3840))}
+    index = fed(stored(H[:5], **full), stored(H[4:5], **state))
+    assert (one(index, H[:5]).blocks, one(index, H[:5]).tokens) == (5, 3840)
+    assert one(index, H[:4]).blocks == 0
+
+
+def test_a_coarse_group_is_found_at_the_last_fine_hash_of_its_blocks() -> None:
+    """Hashes of 4 tokens, a group of 16: its block is there under the fourth hash."""
+    index = fed(
+        stored(H[:8], group_idx=0),
+        stored([H[3], H[7]], group_idx=1, size=16),
+    )
+    assert one(index).blocks == 8
+    assert one(index, H[:7]).blocks == 4
+
+
+def test_a_drafter_recomputes_the_last_unit() -> None:
+    """With Eagle the usable hit is a block shorter than what is held."""
+    index = fed(stored(H[:5]), settings={"a": EngineSettings(use_eagle=True)})
+    assert (one(index).blocks, one(index).usable_tokens) == (5, 4 * SIZE)
+
+
+def test_a_whole_prompt_in_cache_leaves_a_token_to_compute() -> None:
+    """With the prompt's length given, a hit never covers its last token."""
+    index = fed(stored(H[:5]))
+    assert one(index, H[:5], num_tokens=5 * SIZE).usable_tokens == 4 * SIZE
+    assert one(index, H[:5], num_tokens=5 * SIZE + 1).usable_tokens == 5 * SIZE
+
+
+# --- tiers --------------------------------------------------------------------------------------------------
+
+
+def test_gpu_in_small_and_capital_letters_is_one_tier() -> None:
+    """Stored as "gpu", removed as "GPU"; a release without a medium means the GPU too."""
+    index = fed(stored(H[:2], medium="gpu"), stored(H[2:3], H[1]), removed(H[:1], medium="GPU"))
+    assert index.blocks_by_tier("a") == {"GPU": 2}
+    assert fed(stored(H[:1], medium="cpu_pinned")).blocks_by_tier("a") == {"CPU": 1}
+
+
+def test_an_unknown_medium_scores_nothing_and_is_counted() -> None:
+    """Its blocks are not held; their events are listed by name, in bounded number."""
+    index = fed(stored(H[:3], medium="FOO"))
+    assert (one(index).blocks, len(index)) == (0, 0)
+    assert index.stats()["unknown_media"] == {"FOO": 1}
+    index.apply("a", batch(*(stored(H[:1], medium=f"M{i}") for i in range(1000))))
+    assert len(index.stats()["unknown_media"]) <= 65
+
+
+def test_a_lower_tier_goes_on_where_the_device_ends() -> None:
+    """The device's run, then the CPU's, then storage's; what the CPU holds besides counts once."""
+    index = fed(
+        stored(H[:3]),
+        stored(H[:5], medium="CPU"),
+        stored(H[5:6], H[4], medium="STORAGE"),
+        stored(H[7:8], H[6]),
+    )
+    match = one(index)
+    assert (match.blocks, match.tokens) == (6, 6 * SIZE)
+    assert match.by_tier == {"GPU": 3, "CPU": 2, "STORAGE": 1}
+
+
+def test_an_adapters_offloaded_blocks_never_serve_the_base_model() -> None:
+    """In every tier a block is its hash, and the hash covers adapter and salt."""
+    base = HASHER.chain(TOKENS).block_hashes
+    sql = HASHER.chain(TOKENS, lora={"name": "sql", "path": "adapters/sql", "id": 1}).block_hashes
+    salted = HASHER.chain(TOKENS, cache_salt="t").block_hashes
+    for medium in ("GPU", "CPU"):
+        index = fed(stored([h[-8:] for h in sql], medium=medium, lora_name="sql"))
+        assert one(index, sql).blocks == 15
+        assert (one(index, base).blocks, one(index, salted).blocks) == (0, 0)
+    index = fed(stored([h[-8:] for h in salted]))
+    assert (one(index, salted).blocks, one(index, base).blocks) == (15, 0)
+
+
+def test_a_chunk_is_retrievable_only_whole() -> None:
+    """Of a chunk of four offloaded blocks three are worth nothing; a chunk that shares two blocks does not help."""
+    index = fed(
+        stored(H[:4], medium="CPU"),
+        stored([H[0], H[1], 7, 8], medium="CPU"),
+        stored(H[4:8], H[3], medium="CPU"),
+        stored(H[:1]),
+        removed(H[:1]),
+    )
+    assert [one(index, H[:n]).blocks for n in (2, 3, 4, 5, 8, 9)] == [0, 0, 4, 4, 8, 8]
+    index.apply("a", batch(removed(H[:4], medium="CPU")))
+    assert one(index, H[:8]).blocks == 0
+    assert one(index, [H[0], H[1], 7, 8]).blocks == 4
+
+
+def test_chunks_announced_by_their_last_hash() -> None:
+    """Token-less stores name a chunk by its last block; the settings say how many blocks it has."""
+    events = [BlockStored((H[i],), None, (), 0, medium="CPU") for i in (3, 7)]
+    settings = {"a": EngineSettings(offload_chunk_blocks=4, tokens_per_hash=SIZE)}
+    assert one(fed(*events, settings=settings)).by_tier == {"CPU": 8}
+    assert one(fed(stored(H[:5]), *events, settings=settings)).by_tier == {"GPU": 5, "CPU": 3}
+
+
+def test_coarse_offloaded_blocks_do_not_coarsen_the_device() -> None:
+    """One tail hash for 64 tokens in storage, blocks of 4 on the GPU: each tier has its own block size."""
+    index = fed(stored(H[:3]), stored([H[15]], size=16 * SIZE, medium="STORAGE"))
+    assert one(index).by_tier == {"GPU": 3, "STORAGE": 13}
+    assert one(index, H[:15]).by_tier == {"GPU": 3}
+
+
+def test_remote_places_are_told_apart() -> None:
+    """What only a REMOTE place holds is no hit of this engine; it is said beside it."""
+    index = fed(
+        stored(H[:2], locality="LOCAL"),
+        stored(H[:6], medium="STORAGE", locality="REMOTE"),
+        removed(H[1:2], locality=None),
+    )
+    match = one(index)
+    assert (match.blocks, match.by_tier, dict(match.remote)) == (1, {"GPU": 1}, {"STORAGE": 5})
+
+
+# --- hashes of two forms ------------------------------------------------------------------------------------
+
+
+def test_engines_with_integers_and_with_bytes_side_by_side() -> None:
+    """A lookup with digests or with their low 64 bits, signed or not, finds both kinds of engine."""
+    digests = HASHER.chain(TOKENS[:12]).block_hashes
+    numbers = HASHER.chain(TOKENS[:12]).external()
+    signed = HASHER.chain(TOKENS[:12]).external("int64")
+    index = ResidencyIndex()
+    index.apply("int", batch(stored(numbers)))
+    index.apply("signed", batch(stored(signed)))
+    index.apply("bytes", batch(stored(digests)))
+    for hashes in (digests, numbers, signed):
+        assert {engine: match.blocks for engine, match in index.longest_prefix(hashes).items()} == {
+            "int": 3,
+            "signed": 3,
+            "bytes": 3,
+        }
+
+
+def test_a_collision_is_counted_and_matches_only_its_own_digest() -> None:
+    """Two digests with the same low 64 bits: the second is not taken for the first, and the engine is DEGRADED."""
+    first, second = b"\1" * 24 + b"\0" * 7 + b"\5", b"\2" * 24 + b"\0" * 7 + b"\5"
+    index = fed(stored([first]), stored([second]))
+    assert (one(index, [first]).blocks, one(index, [second]).blocks, one(index, [5]).blocks) == (1, 0, 1)
+    assert index.stats()["collisions"] == 1
+    assert index.knowledge("a").reasons == ("collision",)
+    index.apply("a", batch(removed([second])))
+    assert one(index, [first]).blocks == 1
+
+
+# --- clears, restarts, removal ------------------------------------------------------------------------------
+
+
+def test_a_clear_empties_its_rank_and_no_other() -> None:
+    """Every tier and group of the rank; stores after it count again. One rank's blocks never join another's."""
+    index = ResidencyIndex()
+    index.apply("a", batch(stored(H[:3]), stored(H[:5], medium="CPU"), rank=0))
+    index.apply("a", batch(stored(H[:2]), rank=1))
+    assert (one(index).blocks, one(index).rank) == (5, 0)
+    index.apply("a", batch(CLEARED, rank=0))
+    assert (one(index).blocks, one(index).rank) == (2, 1)
+    index.apply("a", batch(stored(H[:1]), rank=0))
+    assert index.blocks_by_tier("a") == {"GPU": 3}
+
+
+def test_a_restart_empties_its_rank() -> None:
+    """What the former life held is gone, and so is what was wrong with it."""
+    index = ResidencyIndex(clock=lambda: 50.0)
+    index.apply_record("a", record(7, stored(H[:3])))
+    index.apply_record("a", record(0, stored(H[:1]), rank=1))
+    assert index.knowledge("a").state is State.DEGRADED
+    index.apply_record("a", Restart("e", 0, 7))
+    assert one(index).blocks == 1
+    assert index.knowledge("a").exact
+    assert index.stats()["restarts"] == 1
+
+
+def test_an_engine_removed_and_added_again_begins_empty() -> None:
+    """No entry of a removed engine is ever found again."""
+    index = fed(stored(H[:3]))
+    assert index.remove("a")
+    assert not index.remove("a")
+    assert (index.engines(), one(index).blocks, len(index)) == ([], 0, 0)
+    assert index.knowledge("a").reasons == ("never-heard",)
+    index.apply("a", batch(stored(H[1:2], H[0])))
+    assert one(index).blocks == 0
+    index.apply("a", batch(stored(H[:1])))
+    assert one(index).blocks == 2
+
+
+# --- knowledge ----------------------------------------------------------------------------------------------
+
+
+def test_a_gap_degrades_and_its_recovery_heals() -> None:
+    """Since when is said; the parts of a gap that are not recovered yet keep it."""
+    times = iter(range(100, 200))
+    index = ResidencyIndex(clock=lambda: float(next(times)))
+    index.apply_record("a", record(0, stored(H[:1])))
+    assert index.knowledge("a").exact
+    index.apply_record("a", Gap("e", 0, 1, 4))
+    state = index.knowledge("a")
+    assert (state.state, state.reasons) == (State.DEGRADED, ("gap",))
+    assert state.since is not None
+    for seq in (1, 2):
+        index.apply_record("a", record(seq))
+    index.apply_record("a", Recovered("e", 0, 1, 2))
+    assert index.knowledge("a").since == state.since
+    for seq in (3, 4):
+        index.apply_record("a", record(seq))
+    index.apply_record("a", Recovered("e", 0, 3, 4))
+    assert index.knowledge("a").exact
+
+
+def test_a_loss_stays_until_a_clear_or_a_restart() -> None:
+    """It counts from when the gap was seen, not from when it was given up."""
+    now = [10.0]
+    index = ResidencyIndex(clock=lambda: now[0])
+    index.apply_record("a", record(0, stored(H[:1])))
+    index.apply_record("a", Gap("e", 0, 1, 1))
+    now[0] = 20.0
+    index.apply_record("a", Lost("e", 0, 1, 1, "no-replay"))
+    index.apply_record("a", record(2, stored(H[1:2], H[0])))
+    state = index.knowledge("a")
+    assert (state.reasons, state.since, state.as_of) == (("lost",), 10.0, 2.0)
+    index.apply_record("a", record(3, CLEARED))
+    assert index.knowledge("a").exact
+
+
+def test_numbers_that_are_skipped_without_a_word_are_a_loss() -> None:
+    """A stream that was joined late is not EXACT either."""
+    index = ResidencyIndex()
+    index.apply_record("a", record(0))
+    index.apply_record("a", record(2))
+    assert index.knowledge("a").reasons == ("lost",)
+    index.apply_record("b", record(40))
+    assert index.knowledge("b").reasons == ("joined-late",)
+    index.apply_record("c", Lost("e", 0, 0, 39, "not-in-buffer"))
+    index.apply_record("c", record(40))
+    assert index.knowledge("c").reasons == ("lost",)
+
+
+def test_a_lower_number_is_a_new_life_and_the_same_batch_a_repetition() -> None:
+    """812, then 0 without a word: what was held is gone. 812 twice: applied once."""
+    index = ResidencyIndex()
+    for _ in range(2):
+        index.apply_record("a", record(812, stored(H[:1])))
+    assert list(index.holdings("a").values()) == [{H[0]: 1}]
+    index.apply_record("a", record(0, stored(H[1:2]), ts=900.0))
+    assert list(index.holdings("a").values()) == [{H[1]: 1}]
+    assert index.knowledge("a").exact
+
+
+def test_the_number_after_the_last_is_the_first_again() -> None:
+    """2^64 - 2 is followed by 0, which is no new life."""
+    index = ResidencyIndex()
+    index.apply_record("a", record((1 << 64) - 2, stored(H[:1])))
+    index.apply_record("a", record(0, stored(H[1:2], H[0]), ts=2e19))
+    assert one(index).blocks == 2
+
+
+def test_what_cannot_be_read_degrades() -> None:
+    """An event or a batch that cannot be read, or whose kind is not known, may have stored or removed anything."""
+    index = fed(UndecodableEvent("$.events[0]", "bad", b""), stored(H[:1]))
+    assert (one(index).blocks, index.knowledge("a").reasons) == (1, ("undecodable",))
+    assert fed(UnknownEvent("New", b"")).knowledge("a").reasons == ("unknown-event",)
+    index = ResidencyIndex()
+    index.apply_record("a", record(0))
+    index.apply_record("a", BadMessage("e", None, None, 0, "two frames", ()))
+    index.apply_record("a", Stale("e", 0, 0))
+    assert index.knowledge("a").exact
+    index.apply_record("a", BadMessage("e", 0, 1, 0, "not msgpack", ()))
+    index.apply_record("a", record(2))
+    assert index.knowledge("a").reasons == ("undecodable",)
+
+
+def test_a_bad_message_of_nobody_degrades_every_rank() -> None:
+    """A batch without a readable rank may be any rank's of that engine."""
+    index = ResidencyIndex()
+    index.apply_record("a", record(0, rank=0))
+    index.apply_record("a", record(0, rank=1))
+    index.apply_record("a", BadMessage("e", None, 1, 0, "not msgpack", ()))
+    assert [index.knowledge("a", rank).state for rank in (0, 1)] == [State.DEGRADED, State.DEGRADED]
+
+
+def test_hash_settings_that_do_not_verify_make_an_engine_unknown() -> None:
+    """Hashes of sha256 under settings for sha256_cbor: UNKNOWN, until the settings are right."""
+    other = BlockHasher(vllm="0.33.0", algorithm="sha256", block_size=SIZE)
+    right: dict[str, Any] = {"vllm": "0.33.0", "block_size": SIZE}
+    event = stored(other.chain(TOKENS[:8]).external(), token_ids=tuple(TOKENS[:8]), extra_keys=(None, None))
+    index = fed(event, settings={"a": EngineSettings(hashing={**right, "algorithm": "sha256_cbor"})})
+    assert (index.knowledge("a").state, index.knowledge("a").reasons) == (State.UNKNOWN, ("hash-mismatch",))
+    index.apply("a", batch(CLEARED))
+    assert index.knowledge("a").state is State.UNKNOWN
+    index.configure("a", EngineSettings(hashing={**right, "algorithm": "sha256"}))
+    index.apply("a", batch(event))
+    assert index.knowledge("a").exact
+
+
+def test_reports_of_reuse_are_no_copies() -> None:
+    """Where requests ask for full reports, a second store is none; copies cannot be known, so it is not EXACT."""
+    settings = {"a": EngineSettings(reports_reuse=True)}
+    index = fed(stored(H[:3]), stored(H[:2]), removed(H[1:2]), settings=settings)
+    assert one(index).blocks == 1
+    assert index.knowledge("a").reasons == ("reuse-reported",)
+
+
+# --- bounds and keeping -------------------------------------------------------------------------------------
+
+
+def test_the_index_is_bounded_and_says_what_it_dropped() -> None:
+    """Chains are cut at their ends, so what stays is still found; the rank is DEGRADED and the drops are counted."""
+    index = ResidencyIndex(max_blocks=50)
+    for chain in range(10):
+        first = 1000 * (chain + 1)
+        index.apply("a", batch(stored(range(first, first + 10))))
+    stats = index.stats()
+    assert len(index) <= 50
+    assert (stats["evicted"], stats["reachable"]) == (100 - len(index), len(index))
+    assert index.knowledge("a").reasons == ("evicted",)
+    assert one(index, list(range(10_000, 10_010))).blocks == 10
+
+
+def test_a_hundred_thousand_tokens_are_matched_to_the_last_block() -> None:
+    """6,250 blocks of 16, stored in many events, are one run."""
+    hashes = list(range(1, 6251))
+    index = ResidencyIndex()
+    for first in range(0, 6250, 500):
+        parent = hashes[first - 1] if first else None
+        index.apply("a", batch(stored(hashes[first : first + 500], parent, size=16)))
+    match = one(index, hashes)
+    assert (match.blocks, match.tokens) == (6250, 100_000)
+    index.apply("a", batch(removed(hashes[-1:])))
+    assert one(index, hashes).blocks == 6249
+
+
+def test_a_million_stores_and_removals_leave_memory_flat() -> None:
+    """Every block that was removed is forgotten, orphans and their parents too."""
+    index = ResidencyIndex()
+
+    def churn(first: int, count: int) -> None:
+        for start in range(first, first + count, 1000):
+            keys = range(start, start + 1000)
+            index.apply("a", batch(stored(keys, start + (1 << 40), size=1, token_ids=TOKEN_RUN)))
+            index.apply("a", batch(removed(keys)))
+
+    churn(1, 50_000)
+    before = sys.getallocatedblocks()
+    churn(100_001, 950_000)
+    grown = sys.getallocatedblocks() - before
+    assert (len(index), index.stats()["stored"]) == (0, 1_000_000)
+    assert grown < 1000, "objects that stayed"
+
+
+TOKEN_RUN = tuple(range(1000))
+
+
+def test_a_snapshot_restores_everything_but_is_not_believed_blindly() -> None:
+    """The match is the same; EXACT comes back when the last batch is seen again, or with another life it is dropped."""
+    index = ResidencyIndex()
+    index.apply_record("a", record(0, stored(H[:4]), stored(H[:6], medium="CPU")))
+    index.apply_record("a", record(1, stored(H[:1])))
+    same, other = ResidencyIndex(), ResidencyIndex()
+    for restored in (same, other):
+        restored.load(index.snapshot())
+        assert restored.longest_prefix(H) == index.longest_prefix(H)
+        assert restored.holdings("a") == index.holdings("a")
+        assert restored.knowledge("a").reasons == ("restored",)
+        assert restored.position("a", 0) == 1
+    same.apply_record("a", record(1, stored(H[:1])))
+    assert same.knowledge("a").exact
+    same.apply_record("a", record(2, removed(H[:1])))
+    assert one(same).by_tier["GPU"] == 4
+    other.apply_record("a", record(1, stored(H[5:6]), ts=77.0))
+    assert (one(other).blocks, len(other)) == (0, 1)
+    assert other.knowledge("a").reasons == ("lost",)
+
+
+@pytest.mark.parametrize("data", [b"", b"x", b"\x80", b"\x81\xa6format\xa1x"])
+def test_what_is_no_snapshot_is_refused_and_changes_nothing(data: bytes) -> None:
+    """A typed error, and what was known is still known."""
+    index = fed(stored(H[:2]))
+    with pytest.raises(SnapshotError):
+        index.load(data)
+    assert one(index).blocks == 2
+
+
+def test_every_cut_of_a_snapshot_is_refused() -> None:
+    """No prefix of a snapshot is taken for one."""
+    data = fed(stored(H[:2]), stored(H[:1], medium="CPU")).snapshot()
+    index = ResidencyIndex()
+    for length in range(len(data)):
+        with pytest.raises(SnapshotError):
+            index.load(data[:length])
+    index.load(data)
+    assert one(index).blocks == 2
+
+
+def test_hottest_prefixes_are_the_beginnings_that_prompts_share() -> None:
+    """A prefix of three blocks with two branches, on two engines, comes before a lone prompt."""
+    events = [stored(H[:3]), stored([1, 2], H[2]), stored([3], H[2]), stored([50, 51])]
+    index = fed(*events)
+    index.apply("b", batch(*events[:2]))
+    hot = [(found.key, found.blocks, found.below, found.engines) for found in index.hottest_prefixes()]
+    assert hot == [(H[2], 3, 11, ("a", "b")), (51, 2, 2, ("a",))]
+
+
+def test_bad_options_are_refused() -> None:
+    """A bound below 1, no tiers, sizes below 1."""
+    for options in ({"max_blocks": 0}, {"tiers": {}}):
+        with pytest.raises(KvHashError):
+            ResidencyIndex(**options)
+    for settings in (
+        {"tokens_per_hash": 0},
+        {"offload_chunk_blocks": -1},
+        {"groups": {0: GroupSettings(block_size=0)}},
+    ):
+        with pytest.raises(KvHashError):
+            EngineSettings(**settings)
+
+
+@pytest.mark.parametrize("release", ["0.9.2", "0.10.2", "0.14.0", "0.17.0", "0.22.0", "0.24.0", "0.33.0"])
+def test_every_releases_events_are_indexed(release: str) -> None:
+    """What a release's own encoding carries is enough: no medium, no group, arrays or maps."""
+    events = (BlockStored(tuple(H[:3]), None, tuple(range(12)), SIZE), removed(H[2:3]))
+    index = ResidencyIndex()
+    index.apply("a", decode_batch(encode_batch(EventBatch(1.0, events), release)))
+    assert one(index).blocks == 2
+
+
+def test_a_gap_of_which_a_part_is_lost_is_over_when_later_batches_come() -> None:
+    """14 is lost and 15 delivered, without a word on 15: nothing is missing any more, and 14 stays lost."""
+    index = ResidencyIndex()
+    for seq in range(14):
+        index.apply_record("a", record(seq))
+    index.apply_record("a", Gap("e", 0, 14, 15))
+    index.apply_record("a", Lost("e", 0, 14, 14, "not-in-buffer"))
+    index.apply_record("a", record(15))
+    assert index.knowledge("a").reasons == ("lost",)
+    index.apply_record("a", record(16, CLEARED))
+    assert index.knowledge("a").exact
