@@ -240,7 +240,6 @@ def router(
     *,
     model: ModelConfig | None = None,
     index: Any = None,
-    store_errors: tuple[type[Exception], ...] = (),
     residency: Residency | None = None,
     app: dict[str, Any] | None = None,
     **config: Any,
@@ -252,9 +251,7 @@ def router(
         engines=tuple(one.config for one in served),
         **config,
     ).checked()
-    residency = residency or Residency(
-        ResidencyIndex() if index is None else index, store_errors=store_errors, backoff_s=0.1
-    )
+    residency = residency or Residency(ResidencyIndex() if index is None else index, backoff_s=0.1)
     running = RunningRouter(make_app(checked, residency=residency, watch_s=0.05, **(app or {})))
     try:
         yield running

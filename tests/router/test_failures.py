@@ -13,6 +13,7 @@ import aiohttp
 import httpx
 import pytest
 from kvhash_router.config import HealthConfig, ProxyConfig
+from kvhash_router.residency import StoreUnavailableError
 
 from kvhash.index import ResidencyIndex
 
@@ -315,10 +316,10 @@ class FailingIndex(ResidencyIndex):
 def test_store_that_stops_costs_hits_and_no_request() -> None:
     """While the index's store does not answer, load decides; when it does, every engine is learned again."""
     index = FailingIndex()
-    with engines(2) as started, router(started, index=index, store_errors=(ConnectionError,)) as running:
+    with engines(2) as started, router(started, index=index) as running:
         engine = running.complete(PROMPT).headers["x-kvhash-engine"]
         wait_for(lambda: running.where(PROMPT)["matched_tokens"][engine] == 192, "the blocks")
-        index.fails = ConnectionError("no store")
+        index.fails = StoreUnavailableError("no store")
         wait_for(lambda: running.where(PROMPT)["basis"] == "load", "the fall back")
         for i in range(20):
             assert running.complete([i, *PROMPT]).status_code == 200
