@@ -35,7 +35,7 @@ import aiohttp  # noqa: E402
 BLOCK = 16
 ENGINES = 4
 SESSIONS = 64
-TURNS = 6
+TURNS = 5
 SYSTEM = 384
 USER = 48
 ANSWER = 16
@@ -43,7 +43,7 @@ ANSWER = 16
 POOL = 640
 SPEED = 8_000.0
 STEP_MS = 5.0
-THINK_S = 0.6
+THINK_S = 1.5
 
 
 def environment() -> dict[str, str]:
