@@ -35,7 +35,7 @@ import aiohttp  # noqa: E402
 BLOCK = 16
 ENGINES = 4
 SESSIONS = 64
-TURNS = 6
+TURNS = 5
 SYSTEM = 384
 USER = 48
 ANSWER = 16
@@ -43,7 +43,7 @@ ANSWER = 16
 POOL = 640
 SPEED = 8_000.0
 STEP_MS = 5.0
-THINK_S = 0.6
+THINK_S = 1.5
 
 
 def environment() -> dict[str, str]:
@@ -132,7 +132,9 @@ class OracleIndex:
         found = {}
         for name in engines or self._hosts:
             blocks = self._ask(name, body)
-            found[name] = PrefixMatch(blocks, blocks * BLOCK, {"GPU": blocks}, min(blocks * BLOCK, most))
+            found[name] = PrefixMatch(
+                blocks=blocks, tokens=blocks * BLOCK, usable_tokens=min(blocks * BLOCK, most)
+            )
         return found
 
     def _ask(self, name: str, body: str) -> int:

@@ -240,7 +240,6 @@ def router(
     *,
     model: ModelConfig | None = None,
     index: Any = None,
-    store_errors: tuple[type[Exception], ...] = (),
     residency: Residency | None = None,
     app: dict[str, Any] | None = None,
     **config: Any,
@@ -252,9 +251,7 @@ def router(
         engines=tuple(one.config for one in served),
         **config,
     ).checked()
-    residency = residency or Residency(
-        ResidencyIndex() if index is None else index, store_errors=store_errors, backoff_s=0.1
-    )
+    residency = residency or Residency(ResidencyIndex() if index is None else index, backoff_s=0.1)
     running = RunningRouter(make_app(checked, residency=residency, watch_s=0.05, **(app or {})))
     try:
         yield running
@@ -271,3 +268,25 @@ def stubs(*behaviours: Callable[[asyncio.StreamWriter, dict[str, Any]], Any]) ->
     finally:
         for stub in started:
             stub.close()
+
+
+def router_process(served: list[EngineProcess], *options: str) -> subprocess.Popen[str]:
+    """Start the router's command in front of `served`; the last word of its first line on stderr is its address."""
+    flags = [
+        "--port",
+        "0",
+        "--model",
+        "demo",
+        "--hash-seed",
+        "0",
+        "--prefix-caching-hash-algo",
+        "sha256_cbor",
+    ]
+    for one in served:
+        flags += ["--engine", f"{one.url},events={one.events},replay={one.replay},name={one.name}"]
+    return subprocess.Popen(
+        [sys.executable, "-m", "kvhash_router", *flags, *options],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+    )

@@ -144,16 +144,42 @@ def test_choice_is_within_the_tolerance_of_the_least_cost(
 
 def test_measured_speeds_keep_their_ratio_and_fade() -> None:
     """An engine three times slower is measured so within a few requests; without requests it is a median one again."""
-    book = SpeedBook(half_life_s=10.0, prior_tokens=100.0)
+    book = SpeedBook(half_life_s=10.0, prior_requests=0.5)
     for i in range(20):
         for name, speed in (("a", 9000.0), ("b", 9000.0), ("slow", 3000.0)):
             book.observe(name, "first", work=1000, seconds=1000 / speed, now=float(i))
     speeds = book.speeds(["a", "b", "slow", "new"], now=20.0)
     assert speeds["a"] / speeds["slow"] == pytest.approx(3, rel=0.05)
     assert speeds["new"] == pytest.approx(9000, rel=0.05)
-    assert book.speeds(["a", "b", "slow"], now=400.0)["slow"] == pytest.approx(9000, rel=0.05)
-    book.forget("slow")
-    assert book.speeds(["a", "b", "slow"], now=20.0)["slow"] == pytest.approx(9000, rel=0.05)
+    book.forget("b")
+    speeds = book.speeds(["a", "b", "slow", "new"], now=20.0)
+    assert speeds["b"] == speeds["new"]
+    speeds = book.speeds(["a", "slow"], now=400.0)
+    assert speeds["slow"] == pytest.approx(speeds["a"], rel=0.05)
+
+
+def test_busier_engine_does_not_look_faster() -> None:
+    """Equal engines measure as equal however unequal their work: what takes time without work is not speed."""
+    book = SpeedBook()
+    generator = random.Random(3)
+    for i in range(200):
+        for name, most in (("idle", 200), ("busy", 4000)):
+            work = generator.randrange(50, most)
+            book.observe(name, "first", work=work, seconds=0.05 + work / 20_000, now=i / 10)
+    speeds = book.speeds(["idle", "busy"], now=20.0)
+    assert speeds["busy"] / speeds["idle"] == pytest.approx(1, rel=0.05)
+
+
+def test_slower_engine_that_has_less_to_do_is_still_found_out() -> None:
+    """An engine three times slower, which therefore gets a fraction of the work, measures as clearly slower."""
+    book = SpeedBook()
+    generator = random.Random(4)
+    for i in range(200):
+        for name, most, factor in (("a", 2000, 1), ("b", 2000, 1), ("slow", 300, 3)):
+            work = generator.randrange(50, most)
+            book.observe(name, "first", work=work, seconds=factor * (0.01 + work / 20_000), now=i / 10)
+    speeds = book.speeds(["a", "b", "slow"], now=20.0)
+    assert min(speeds["a"], speeds["b"]) / speeds["slow"] > 1.8
 
 
 def test_streams_and_whole_answers_are_not_compared() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import click
 import uvicorn
+from starlette.applications import Starlette
 
 from kvhash import KvHashError
 
@@ -84,16 +86,22 @@ def cli(
         config = RouterConfig.load(config_file)
     else:
         config = _from_flags(**flags)
-    log = None if decision_log is None else DecisionLog(decision_log, with_tokens=log_tokens)
-    app = make_app(config, config_file=config_file, decision_log=log)
     try:
         bound = _bind(host, port)
     except OSError as error:
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+    with bound:
+        log = None if decision_log is None else DecisionLog(decision_log, with_tokens=log_tokens)
+        _serve(make_app(config, config_file=config_file, decision_log=log), bound, host)
+
+
+def _serve(app: Starlette, bound: socket.socket, host: str) -> None:
     click.echo(f"kvhash-router listens on http://{host}:{bound.getsockname()[1]}", err=True)
     server = uvicorn.Server(
         uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
     )
+    # uvicorn raises the signal that ended it once more; being told to end, and ending, is no failure.
+    signal.signal(signal.SIGTERM, lambda *_: None)
     server.run(sockets=[bound])
 
 

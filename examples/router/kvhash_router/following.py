@@ -22,14 +22,14 @@ from kvhash.index import EngineSettings
 
 from .config import EngineConfig, ModelConfig
 from .decision import Knowledge
-from .residency import Known, OutOfStepError, Residency, StoreUnavailableError
+from .residency import Known, Residency, StoreUnavailableError
 from .verifying import EngineVerifier, Verification
 
 __all__ = ["EngineFollower"]
 
 _log = logging.getLogger(__name__)
-#: Seconds between two words that an engine is still followed.
-_TOUCH_S = 30.0
+#: Seconds between two looks at who writes into a shared index; well within its lease.
+_LEASE_CHECK_S = 0.5
 #: A replay that has brought nothing for so many seconds is over.
 _PAUSE_S = 0.5
 
@@ -119,20 +119,15 @@ class EngineFollower:
                 self._fault = None
             except StoreUnavailableError:
                 self._stop.wait(self._retry_s)
-            except OutOfStepError as error:
-                _log.warning("%s; the engine is read from the start", error)
-                self._stop.wait(self._retry_s)
             except KvHashError as error:
                 self._fail(f"{error.code}: {error}")
             except Exception as error:
                 _log.exception("following %s failed", self.engine.name)
                 self._fail(f"follower-failed: {error}")
-        if self._residency.shared:
-            return  # other routers may follow it; else it expires
         try:
-            self._residency.remove(self.engine.name)
+            self._residency.end(self.engine.name)
         except KvHashError as error:
-            _log.warning("engine %s could not be removed from the index: %s", self.engine.name, error)
+            _log.warning("engine %s could not be left in the index: %s", self.engine.name, error)
 
     def _fail(self, reason: str) -> None:
         self._fault = (reason, time.time())
@@ -141,24 +136,26 @@ class EngineFollower:
     def _follow(self) -> None:
         """Read events until asked to stop or to begin again; raises when the store or the endpoint fails."""
         self._again.clear()
-        if self._forget or not self._residency.shared:
-            self._residency.remove(self.engine.name)
-            self._forget = False
-        self._replaying_until = 0.0
+        writing = self._residency.hold(self.engine.name)
+        if writing:
+            self._residency.begin(self.engine.name, forget=self._forget)
+        self._forget = False
         self._residency.configure(self.engine.name, self._settings)
         self._verifier.reset()
-        with Subscriber(self.engine.sources(), from_seq="start", context=self._context) as subscriber:
+        start: Any = "start" if writing else "live"
+        with Subscriber(self.engine.sources(), from_seq=start, context=self._context) as subscriber:
             self._fault = None
-            touched = time.monotonic()
+            held_at = time.monotonic()
             while not self._stop.is_set() and not self._again.is_set():
                 record = subscriber.poll(0.25)
                 if record is not None:
-                    self._take(record)
-                if time.monotonic() > touched + _TOUCH_S:
-                    self._residency.touch(self.engine.name)
-                    touched = time.monotonic()
+                    self._take(record, writing)
+                if self._residency.shared and time.monotonic() > held_at + _LEASE_CHECK_S:
+                    if self._residency.hold(self.engine.name) != writing:
+                        return  # from now on, or no longer, this router writes
+                    held_at = time.monotonic()
 
-    def _take(self, record: Record) -> None:
+    def _take(self, record: Record, writing: bool) -> None:
         self.records[type(record).__name__] += 1
         self.last_record_at = time.time()
         if isinstance(record, Batch):
@@ -167,4 +164,5 @@ class EngineFollower:
             self._verifier.feed(record.batch)
         elif isinstance(record, Restart):
             self._verifier.reset()
-        self._residency.apply_record(self.engine.name, record)
+        if writing:
+            self._residency.apply_record(self.engine.name, record)

@@ -16,14 +16,12 @@ def make_residency(config: RouterConfig) -> Residency:
         return Residency(ResidencyIndex(max_blocks=config.max_blocks))
     if config.index.startswith(("redis://", "rediss://", "unix://")):
         try:
-            import redis
-
-            from .shared_index import SharedIndex
+            from .shared_store import SharedStore
         except ImportError:
             raise ConfigError("a shared index needs the 'redis' package", at="$.index") from None
         try:
-            index = SharedIndex(config.index)
+            store = SharedStore(config.index)
         except ValueError as error:
             raise ConfigError(f"{config.index!r} is no address: {error}", at="$.index") from None
-        return Residency(index, store_errors=(redis.RedisError, OSError), shared=True)
+        return Residency(store, store=store)
     raise ConfigError(f"expected a redis:// address, got {config.index!r}", at="$.index")

@@ -83,6 +83,10 @@ class PromptHasher:
             prompts = () if reason else tuple(self._hash(one, adapter) for one in self._tokens(body))
         except KvHashError as error:
             reason, prompts = f"{error.code}: {error}", ()
+        except Exception as error:  # a body may hold anything, and templates raise what they like
+            reason, prompts = f"unreadable: {type(error).__name__}: {error}", ()
+        if not prompts and reason is None:
+            reason = "no-prompt: there is nothing to compute"
         return Plan(self.name, adapter, prompts, max_tokens, reason, max(1, body_bytes // 4))
 
     def _tokens(self, body: Mapping[str, Any]) -> Sequence[PromptTokens]:

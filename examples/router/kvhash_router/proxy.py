@@ -37,6 +37,7 @@ _DROPPED = frozenset(
         "accept-encoding",
         "connection",
         "content-length",
+        "expect",
         "host",
         "keep-alive",
         "proxy-authenticate",
@@ -161,11 +162,12 @@ class Proxy:
         try:
             await asyncio.wait((job, watch), return_when=asyncio.FIRST_COMPLETED)
         finally:
+            gone = watch.done()
             watch.cancel()
             if not job.done():
                 job.cancel()
             await asyncio.gather(job, watch, return_exceptions=True)
-        if not job.cancelled():
+        if not gone:
             job.result()
 
     async def _serve(self, exchange: _Exchange) -> None:

@@ -22,7 +22,7 @@ from kvhash.index import Knowledge as IndexKnowledge
 
 from .decision import Knowledge
 
-__all__ = ["Known", "OutOfStepError", "Residency", "ResidencyIndex", "StoreUnavailableError"]
+__all__ = ["Known", "Residency", "ResidencyIndex", "StoreUnavailableError"]
 
 _log = logging.getLogger(__name__)
 
@@ -61,16 +61,26 @@ class ResidencyIndex(Protocol):
         ...
 
 
+class Store(Protocol):
+    """What an index that routers share has besides."""
+
+    def hold(self, engine: str) -> bool:
+        """Take or keep the right to write for an engine."""
+        ...
+
+    def release(self, engine: str) -> None:
+        """Give it up."""
+        ...
+
+    def begin(self, engine: str, *, forget: bool) -> None:
+        """Begin to write for an engine, from the start of its stream."""
+        ...
+
+
 class StoreUnavailableError(KvHashError):
     """The store behind the index does not answer."""
 
     code = "store-unavailable"
-
-
-class OutOfStepError(KvHashError):
-    """The store lacks batches before this one: the engine has to be read from the start once more."""
-
-    code = "out-of-step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,28 +95,25 @@ class Known:
 class Residency:
     """An index that may be called from any thread and whose store may fail.
 
-    ``store_errors``: the exceptions that mean the store does not answer. After one, lookups give nothing for
-    ``backoff_s`` without asking it, so that a store that hangs does not hold up requests. ``shared``: other routers
-    use the index too; it may be called by several threads at once, and what is in it is not dropped when this router
-    begins or ends to follow an engine.
+    After StoreUnavailableError, lookups give nothing for ``backoff_s`` without asking the store, so that one that hangs
+    does not hold up requests. ``store``: the index again, where other routers share it; it may then be called by
+    several threads at once, one router at a time writes for an engine, and nothing is dropped when this one ends.
     """
 
     def __init__(
         self,
         index: ResidencyIndex,
         *,
-        store_errors: tuple[type[Exception], ...] = (),
         backoff_s: float = 0.5,
-        shared: bool = False,
+        store: Store | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._index = index
-        self._store_errors = store_errors
         self._backoff_s = backoff_s
         self._clock = clock
-        self.shared = shared
+        self._store = store
         self._lock: contextlib.AbstractContextManager[Any] = (
-            contextlib.nullcontext() if shared else threading.Lock()
+            contextlib.nullcontext() if store is not None else threading.Lock()
         )
         self._down_since: float | None = None
         self._asked_at = 0.0
@@ -122,13 +129,13 @@ class Residency:
         try:
             with self._lock:
                 result = function()
-        except self._store_errors as error:
+        except StoreUnavailableError as error:
             self.store_failures += 1
             self._asked_at = self._clock()
             if self._down_since is None:
                 self._down_since = time.time()
                 _log.warning("the shared index does not answer, load alone decides: %s", error)
-            raise StoreUnavailableError(f"the shared index does not answer: {error}") from error
+            raise
         if self._down_since is not None:
             _log.warning("the shared index answers again")
             self._down_since = None
@@ -142,14 +149,27 @@ class Residency:
         """Take in a subscriber's record; raises StoreUnavailableError."""
         self._call(lambda: self._index.apply_record(engine, record))
 
-    def touch(self, engine: str) -> None:
-        """Say that an engine is still followed, where that matters; raises StoreUnavailableError."""
-        if self.shared:
-            self._call(lambda: self._index.touch(engine))  # type: ignore[attr-defined]
+    @property
+    def shared(self) -> bool:
+        """Whether other routers use the index too."""
+        return self._store is not None
 
-    def remove(self, engine: str) -> None:
-        """Forget an engine; raises StoreUnavailableError."""
-        self._call(lambda: self._index.remove(engine))
+    def hold(self, engine: str) -> bool:
+        """Return whether this router writes for an engine, taking that right where it is free."""
+        store = self._store
+        return True if store is None else bool(self._call(lambda: store.hold(engine)))
+
+    def begin(self, engine: str, *, forget: bool) -> None:
+        """Begin to write for an engine, from the start of its stream."""
+        store = self._store
+        self._call(
+            lambda: self._index.remove(engine) if store is None else store.begin(engine, forget=forget)
+        )
+
+    def end(self, engine: str) -> None:
+        """End to write for an engine: forget it, or leave it to the routers that share it."""
+        store = self._store
+        self._call(lambda: self._index.remove(engine) if store is None else store.release(engine))
 
     def matches(
         self, hashes: Sequence[ChainValue], num_tokens: int, engines: Collection[str]

@@ -73,6 +73,8 @@ class Router:
         draw: Callable[[int], int] | None = None,
         threads: int = 4,
     ) -> None:
+        self._hashers: dict[str, PromptHasher] = {}
+        hashers = self._make_hashers(config)
         self.residency = residency
         self.fleet = Fleet(policy=config.policy)
         self._draw = draw if draw is not None else random.Random().randrange
@@ -80,9 +82,8 @@ class Router:
         self._context = zmq.Context()
         self._followers: dict[str, EngineFollower] = {}
         self._stopping: list[EngineFollower] = []
-        self._hashers: dict[str, PromptHasher] = {}
         self.config = config
-        self._switch(config, self._make_hashers(config))
+        self._switch(config, hashers)
 
     # --- configuration --------------------------------------------------------------------------------------------
 

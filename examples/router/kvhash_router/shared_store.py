@@ -1,0 +1,130 @@
+"""The SDK's shared residency index, as routers that share it use it: one of them writes for an engine, all read.
+
+Who writes holds a lease, which runs out when it goes; the next one then reads the engine's events from the start of its
+replay buffer, of which the store takes what is new. So a store that comes back empty is filled by one writer, and no
+other's newer batch gets between the old ones.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, TypeVar
+
+import redis
+
+from kvhash.block_hash import ChainValue
+from kvhash.index import EngineSettings, Knowledge, PrefixMatch
+from kvhash.index.shared import SharedResidencyIndex
+
+from .residency import StoreUnavailableError
+
+__all__ = ["SharedStore"]
+
+_T = TypeVar("_T")
+_RETRY_S = 0.1
+# KEYS: the lease. ARGV: who, ms. Answers 1 where who has it now.
+_HOLD = """
+local holder = redis.call('GET', KEYS[1])
+if holder and holder ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return 1
+"""
+
+
+class SharedStore:
+    """`kvhash.index.shared.SharedResidencyIndex` with leases, and errors where the store does not answer.
+
+    ``url``: ``redis://...``. ``lease_s``: how long a writer that is gone keeps others from writing. Every method raises
+    StoreUnavailableError while the store is away. For several threads, as long as one engine's records come from one.
+    """
+
+    def __init__(
+        self, url: str, *, lease_s: float = 3.0, timeout_s: float = 1.0, ttl_s: float = 3600.0
+    ) -> None:
+        self._client: Any = redis.Redis.from_url(
+            url, socket_connect_timeout=timeout_s, socket_timeout=timeout_s
+        )
+        self._lease_ms = int(lease_s * 1000)
+        self._ttl_s = ttl_s
+        self._me = uuid.uuid4().hex
+        self._hold = self._client.register_script(_HOLD)
+        self._settings: dict[str, EngineSettings] = {}
+        self._reader = self._index()
+        self._writers: dict[str, SharedResidencyIndex] = {}
+
+    def _index(self) -> SharedResidencyIndex:
+        return SharedResidencyIndex(
+            self._client, ttl_s=self._ttl_s, settings=self._settings, retry_s=_RETRY_S
+        )
+
+    @staticmethod
+    def _answered(index: SharedResidencyIndex, result: _T) -> _T:
+        if not index.reachable:
+            raise StoreUnavailableError("it is away")
+        return result
+
+    def _ask(self, function: Any, *arguments: Any, **options: Any) -> Any:
+        try:
+            return function(*arguments, **options)
+        except redis.RedisError as error:
+            raise StoreUnavailableError(str(error)) from error
+
+    def _lease(self, engine: str) -> str:
+        return f"kvhash-router:{{{engine}}}:writer"
+
+    def hold(self, engine: str) -> bool:
+        """Take or keep the right to write for an engine; returns whether this router has it."""
+        return bool(self._ask(self._hold, keys=[self._lease(engine)], args=[self._me, self._lease_ms]))
+
+    def release(self, engine: str) -> None:
+        """Give up the right to write."""
+        if self._ask(self._client.get, self._lease(engine)) == self._me.encode():
+            self._ask(self._client.delete, self._lease(engine))
+
+    def begin(self, engine: str, *, forget: bool) -> None:
+        """Begin to write for an engine, from the start of its stream; `forget`: as if nothing were known of it.
+
+        What the store learned from the middle of the stream is dropped, since all that can be had comes now.
+        """
+        self._writers[engine] = self._index()
+        if forget or "joined-late" in self.knowledge(engine).reasons:
+            self.remove(engine)
+
+    def configure(self, engine: str, settings: EngineSettings) -> None:
+        """Tell what events do not say of an engine."""
+        self._settings[engine] = settings
+        for index in (self._reader, *filter(None, [self._writers.get(engine)])):
+            index.configure(engine, settings)
+
+    def apply_record(self, engine: str, record: Any) -> None:
+        """Take in a subscriber's record."""
+        index = self._writers[engine]
+        self._answered(index, self._ask(index.apply_record, engine, record))
+
+    def longest_prefix(
+        self,
+        hashes: Sequence[ChainValue],
+        engines: Collection[str] | None = None,
+        *,
+        num_tokens: int | None = None,
+    ) -> Mapping[str, PrefixMatch]:
+        """Return by engine how much of the chain it holds."""
+        found: Mapping[str, PrefixMatch] = self._ask(
+            self._reader.longest_prefix, hashes, engines, num_tokens=num_tokens
+        )
+        return self._answered(self._reader, found)
+
+    def knowledge(self, engine: str) -> Knowledge:
+        """Return the state of knowledge of an engine."""
+        known: Knowledge = self._ask(self._reader.knowledge, engine)
+        return self._answered(self._reader, known)
+
+    def remove(self, engine: str) -> None:
+        """Forget an engine, for every router."""
+        self._answered(self._reader, self._ask(self._reader.remove, engine))
+
+    def stats(self) -> dict[str, Any]:
+        """Return blocks by engine and tier."""
+        names = self._ask(self._reader.engines)
+        return {"blocks": {name: self._ask(self._reader.blocks_by_tier, name) for name in names}}
