@@ -33,6 +33,9 @@ test: $(STAMP)
 test-long: $(STAMP)
 	@echo "== running the long tests"
 	@$(BIN)/python -m pytest -m "long and not torch"
+	@if command -v cargo >/dev/null; then echo "== fuzzing the crate"; cd sdk/rust && KVHASH_FUZZ_SECONDS=60 cargo test --release --quiet -p kvhash --test fuzz; \
+	elif [ -n "$$KVHASH_REQUIRE_ALL" ]; then echo "cargo is required and missing"; exit 1; \
+	else echo "== cargo is not installed: the crate is not fuzzed"; fi
 
 interop: $(STAMP)
 	@echo "== against vLLM's own publisher (downloads the vllm package once, into .cache)"
@@ -47,10 +50,11 @@ check: $(STAMP)
 	@$(BIN)/python tools/gen_contract.py --check
 	@$(BIN)/python tools/gen_contract_ts_java.py --check
 	@$(BIN)/python tools/gen_contract_rust.py --check
-	@if command -v go >/dev/null; then echo "== gofmt, go vet"; cd sdk/go && test -z "$$(gofmt -l .)" && go vet ./...; \
+	@if command -v go >/dev/null; then echo "== gofmt, go vet"; for module in sdk/go examples/router-go; do (cd $$module && test -z "$$(gofmt -l .)" && go vet ./...) || exit 1; done; \
 	elif [ -n "$$KVHASH_REQUIRE_ALL" ]; then echo "go is required and missing"; exit 1; \
 	else echo "== go is not installed: its checks are skipped"; fi
-	@if command -v cargo >/dev/null; then echo "== cargo fmt, clippy"; cd sdk/rust && cargo fmt --all --check && cargo clippy --quiet --workspace --all-targets -- -D warnings; \
+	@if command -v cargo >/dev/null; then echo "== cargo fmt, clippy, doc"; cd sdk/rust && cargo fmt --all --check && cargo clippy --quiet --workspace --all-targets -- -D warnings \
+	    && RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps --workspace; \
 	elif [ -n "$$KVHASH_REQUIRE_ALL" ]; then echo "cargo is required and missing"; exit 1; \
 	else echo "== cargo is not installed: its checks are skipped"; fi
 
@@ -69,6 +73,10 @@ bench: $(STAMP)
 	@$(BIN)/python benchmarks/bench_native.py
 	@echo "== a step of the engine's core"
 	@$(BIN)/python benchmarks/bench_engine_core.py
+	@echo "== events, the residency index, the router"
+	@$(BIN)/python benchmarks/bench_events.py
+	@$(BIN)/python benchmarks/bench_index.py
+	@$(BIN)/python benchmarks/bench_router.py
 
 vectors-archive: $(STAMP)
 	@mkdir -p dist

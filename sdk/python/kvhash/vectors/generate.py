@@ -43,7 +43,7 @@ _NEEDS = {
 #: capabilities each does not claim.
 _PROGRAMS = {
     "python": [],
-    "rust": ["events"],
+    "rust": [],
     "go": [],
     "typescript": [],
     "java": ["events"],
