@@ -30,7 +30,10 @@ class Story:
         self.engines = {
             f"engine-{i}": LiveEngine(HYBRID if i % 2 else FULL, buffer_steps=buffer_steps) for i in range(4)
         }
-        self.relays = {name: Relay(engine.endpoints, self.rng) for name, engine in self.engines.items()}
+        self.relays = {
+            name: Relay(engine.endpoints, random.Random(f"{seed} {name}"))
+            for name, engine in self.engines.items()
+        }
         self._names = {relay.endpoint: name for name, relay in self.relays.items()}
         sources = [Source(relay.endpoint, relay.replay_endpoint) for relay in self.relays.values()]
         self.subscriber = Subscriber(sources, **_OPTIONS)  # type: ignore[arg-type]
@@ -93,8 +96,9 @@ def tell(story: Story, *, turns: int, restarts: bool) -> None:
             engine.clear()
         if restarts and rng.random() < 0.06 and story.has_followed(name):
             engine.restart()
-        while story.take(0.003):
-            pass
+        for _ in range(1000):
+            if not story.take(0.003):
+                break
     for relay in story.relays.values():
         relay.faults = Faults()
     settle(story)
