@@ -274,3 +274,16 @@ def test_random_stories_without_replay(block: int) -> None:
     """Without a replay endpoint and restarts the same holds."""
     for seed in range(block * 100, block * 100 + 100):
         check_story(run_story(seed, replay=False, restarts=False))
+
+
+def test_what_lies_behind_a_loss_in_one_gap_is_still_recovered() -> None:
+    """A gap of which the beginning is lost and the rest comes late: each of its numbers is lost or recovered."""
+    tracker = _tracker(can_replay=False, reorder_s=10.0)
+    assert _short(tracker.live(_live(0), 0)) == [0]
+    assert _short(tracker.live(_live(9), 0)) == [("gap", 1, 8)]
+    assert _short(tracker.live(_live(5), 1)) == []
+    records = _short([*tracker.tick(20.0), *tracker.tick(40.0), *tracker.tick(60.0)])
+    covered = [r for r in records if isinstance(r, tuple) and r[0] in ("lost", "recovered")]
+    numbers = sorted(n for _, first, last in covered for n in range(first, last + 1))  # type: ignore[misc]
+    assert numbers == list(range(1, 9))
+    assert [r for r in records if isinstance(r, int)] == [5, 9]

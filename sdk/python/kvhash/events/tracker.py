@@ -436,7 +436,8 @@ class PublisherTracker:
         assert self.expected is not None
         first = self.expected
         self.expected = following(last)
-        self._gaps.clear()
+        # Of a gap that goes on behind what is lost, the rest is still to be recovered or lost.
+        self._gaps = [(max(low, last + 1), high) for low, high in self._gaps if high > last]
         return [Lost(self.endpoint, self.rank, first, last, reason)]
 
     def _deliver(self) -> Iterator[Record]:
