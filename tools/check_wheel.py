@@ -133,7 +133,8 @@ def main() -> None:
         results[name] = not wrong and try_in(path, arguments.wheel, arguments.tests)
     for name, good in results.items():
         print(f"CPython {name}: {'passed' if good else 'FAILED'}")
-    missing = [f"3.{minor}" for minor in MINORS if f"3.{minor}" not in results]
+    wanted = arguments.python or [f"3.{minor}" for minor in MINORS]
+    missing = [name for name in wanted if name not in results]
     if missing:
         print(f"not tried, as not found here: {', '.join(missing)}")
     sys.exit(0 if all(results.values()) else 1)
