@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-long interop check contract format bench wheel vectors-archive clean
+.PHONY: help demo test test-long test-engine bench-engine gpu-check interop check contract format bench wheel vectors-archive clean
 
 help:
 	@echo "make demo       hash a real prompt; check every hash of recorded vLLM runs and of an engine run here"
@@ -14,6 +14,8 @@ help:
 	@echo "make wheel      a wheel for CPython 3.10 to 3.14, tried in a clean environment of every Python found"
 	@echo "make test-long  the tests that take minutes"
 	@echo "make vectors-archive  the test vectors as a release archive, in dist/"
+	@echo "make test-engine  real models on the engine; installs torch (several GB) into an environment of its own"
+	@echo "make bench-engine, make gpu-check  what the engine makes of a model's speed; kernels on an NVIDIA GPU"
 	@echo "make interop    tests against vLLM's own code, which they download"
 
 $(STAMP): pyproject.toml
@@ -36,6 +38,26 @@ test-long: $(STAMP)
 	@if command -v cargo >/dev/null; then echo "== fuzzing the crate"; cd sdk/rust && KVHASH_FUZZ_SECONDS=60 cargo test --release --quiet -p kvhash --test fuzz; \
 	elif [ -n "$$KVHASH_REQUIRE_ALL" ]; then echo "cargo is required and missing"; exit 1; \
 	else echo "== cargo is not installed: the crate is not fuzzed"; fi
+
+# torch is several GB, so what needs it has an environment of its own.
+ENGINE := .venv-engine
+ENGINE_STAMP := $(ENGINE)/.installed
+
+$(ENGINE_STAMP): pyproject.toml
+	@echo "== setting up $(ENGINE) with torch (several GB)"
+	@test -x $(ENGINE)/bin/python || $(PYTHON) -m venv $(ENGINE)
+	@$(ENGINE)/bin/python -m pip install --quiet --disable-pip-version-check --no-cache-dir --editable '.[dev,engine]' peft
+	@touch $@
+
+test-engine: $(ENGINE_STAMP)
+	@echo "== real models on the engine"
+	@KVHASH_REQUIRE_TORCH=1 $(ENGINE)/bin/python -m pytest -m "torch and not long" tests/engine_models
+
+bench-engine: $(ENGINE_STAMP)
+	@$(ENGINE)/bin/python benchmarks/bench_engine.py
+
+gpu-check: $(ENGINE_STAMP)
+	@$(ENGINE)/bin/python tools/gpu_check.py
 
 interop: $(STAMP)
 	@echo "== against vLLM's own publisher (downloads the vllm package once, into .cache)"
@@ -89,4 +111,4 @@ wheel: $(STAMP)
 	@$(BIN)/python tools/check_wheel.py dist/*.whl
 
 clean:
-	rm -rf $(VENV) .demo build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(ENGINE) .demo build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
