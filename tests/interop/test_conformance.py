@@ -20,6 +20,7 @@ from .built import PROGRAMS
 from .lines_program import ROOT
 from .toolchain import need
 
+pytestmark = pytest.mark.timeout(900)  # the programs are built first
 CORPUS = ROOT / "vectors"
 CLAIMS: list[dict[str, Any]] = json.loads((CORPUS / "manifest.json").read_text())["programs"]
 
@@ -50,7 +51,7 @@ def _go_test(folder: Path, tests: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "KVHASH_VECTORS": str(folder)},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=800,
         check=False,
     )
 

@@ -17,7 +17,10 @@ from .lines_program import (
     random_lines,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore::kvhash.contract.NewerReleaseWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::kvhash.contract.NewerReleaseWarning"),
+    pytest.mark.timeout(900),  # the program is built first
+]
 
 
 @pytest.fixture(scope="module")

@@ -27,12 +27,13 @@ from .lines_program import (
 )
 from .toolchain import need
 
+pytestmark = pytest.mark.timeout(900)  # a cold release build takes minutes
 WORKSPACE = ROOT / "sdk" / "rust"
 
 
 def _cargo(*arguments: str) -> None:
     done = subprocess.run(
-        [need("cargo"), *arguments], cwd=WORKSPACE, capture_output=True, text=True, timeout=280, check=False
+        [need("cargo"), *arguments], cwd=WORKSPACE, capture_output=True, text=True, timeout=800, check=False
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 

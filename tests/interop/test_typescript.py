@@ -23,7 +23,10 @@ from .lines_program import (
 )
 from .toolchain import need
 
-pytestmark = pytest.mark.filterwarnings("ignore::kvhash.contract.NewerReleaseWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::kvhash.contract.NewerReleaseWarning"),
+    pytest.mark.timeout(900),  # the program is built first
+]
 
 PACKAGE = ROOT / "sdk" / "typescript"
 
