@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -17,8 +18,9 @@ from typing import Any
 from .compare import Difference, compare
 from .inputs import expand
 from .load import REQUEST_KINDS, Corpus, CorpusError, applies
+from .matching import Answer, ProgramFault, Question
 from .mistakes import MISTAKES
-from .program import Answer, ProgramFault, Question, exchange
+from .program import exchange
 
 __all__ = ["CAPABILITIES", "Case", "Outcome", "Report", "read_skips", "run", "select"]
 
@@ -38,6 +40,8 @@ _BY_KIND = {
     "recorded": "real servers",
     "events": "events",
 }
+#: The faults that say of a question that it has no answer.
+_UNANSWERED = ("hang", "crash", "missing-answer")
 #: What is reported on, in this order. A program may do without ``events`` (see `select`).
 CAPABILITIES = (
     "NONE_HASH",
@@ -230,25 +234,39 @@ def run(
         for case in cases
         if case.vector["id"] in skipped
     }
-    messages = exchange(
-        command, [case.question for case in asked], idle_seconds=idle_seconds, total_seconds=total_seconds
-    )
-    for message in messages:
-        if isinstance(message, Answer):
-            case = by_id[message.id]
-            difference = compare(case.vector, message.body)
-            outcome = Outcome(case, "failed" if difference else "passed", difference)
-        else:
-            report.faults.append(message)
-            if message.id is None or message.kind not in ("hang", "crash"):
-                continue
-            case = by_id[message.id]
-            outcome = Outcome(case, "failed", Difference("protocol", f"{message.kind}: {message.message}"))
-        found[case.id] = outcome
-        if on_outcome:
-            on_outcome(outcome)
+    questions = [case.question for case in asked]
+    # Without a question there is nothing to start the program for.
+    if not questions:
+        report.outcomes = list(found.values())
+        return report
+    # Closed here and not some time later: the program ends with this function, also when an exception leaves it.
+    with closing(
+        exchange(command, questions, idle_seconds=idle_seconds, total_seconds=total_seconds)
+    ) as messages:
+        for message in messages:
+            outcome = _outcome(by_id, message)
+            if isinstance(message, ProgramFault):
+                report.faults.append(message)
+            if outcome:
+                found[outcome.case.id] = outcome
+                if on_outcome:
+                    on_outcome(outcome)
     report.outcomes = [found.get(case.id, Outcome(case, "not-run")) for case in cases]
     return report
+
+
+def _outcome(by_id: Mapping[str, Case], message: Answer | ProgramFault) -> Outcome | None:
+    """Return what a message says of a case, if it says something."""
+    if isinstance(message, Answer):
+        case = by_id[message.id]
+        try:
+            difference = compare(case.vector, message.body)
+        except RecursionError:
+            difference = Difference("protocol", "the answer is nested too deeply")
+        return Outcome(case, "failed" if difference else "passed", difference)
+    if message.id is None or message.kind not in _UNANSWERED:
+        return None
+    return Outcome(by_id[message.id], "failed", Difference("protocol", f"{message.kind}: {message.message}"))
 
 
 def explain_mistake(name: str) -> str:
