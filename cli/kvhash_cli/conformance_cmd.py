@@ -2,24 +2,59 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import click
 
-from kvhash._errors import InvalidRequestError
+from kvhash._errors import InvalidRequestError, UsageError
 from kvhash.contract import Contract
 from kvhash.vectors.conformance import CAPABILITIES, read_skips, run, select
-from kvhash.vectors.load import load_corpus
+from kvhash.vectors.load import Corpus, load_corpus
 from kvhash.vectors.report import FORMATS
+from kvhash.vectors.verify import verify_checksums
 
 __all__ = ["conformance"]
 
 _FAILED = 1
 
 
+class _Seconds(click.ParamType):
+    """A time of at least a tenth of a second, which ends."""
+
+    name = "seconds"
+
+    def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number; anything else is a usage error."""
+        try:
+            seconds = float(value)
+        except ValueError:
+            seconds = math.nan
+        if not 0.1 <= seconds < math.inf:
+            self.fail(f"{value!r} is no time; expected a number of seconds, 0.1 or more", param, ctx)
+        return seconds
+
+
+class _Capability(click.ParamType):
+    """The name of a capability, in any case."""
+
+    name = "capability"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name as it is written in the report; an unknown one is a usage error."""
+        found = next((name for name in CAPABILITIES if name.lower() == value.lower()), None)
+        if found is None:
+            self.fail(f"{value!r} is none; expected one of: {', '.join(CAPABILITIES)}", param, ctx)
+        return found
+
+
 @click.command("conformance")
 @click.option(
-    "--cmd", "command", required=True, metavar="PROGRAM", help="The program to check, with its arguments."
+    "--cmd",
+    "command",
+    required=True,
+    metavar="PROGRAM",
+    help="The program to check, with its arguments. No shell: for pipes and variables write \"sh -c '...'\".",
 )
 @click.option(
     "--release", default=None, metavar="RELEASE", help="Only what holds for this vLLM release, asked at it."
@@ -29,7 +64,7 @@ _FAILED = 1
 @click.option(
     "--without",
     multiple=True,
-    type=click.Choice(CAPABILITIES, case_sensitive=False),
+    type=_Capability(),
     metavar="CAPABILITY",
     help=f"What the program does not claim; may be given again. One of: {', '.join(CAPABILITIES)}.",
 )
@@ -37,7 +72,7 @@ _FAILED = 1
     "--skip-file",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     default=None,
-    help="Ids to skip, one a line, each with its reason after a space.",
+    help="Ids to skip, one a line, each with its reason after a space or a tab.",
 )
 @click.option(
     "--corpus",
@@ -47,7 +82,7 @@ _FAILED = 1
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0.1),
+    type=_Seconds(),
     default=10.0,
     show_default=True,
     metavar="SECONDS",
@@ -55,7 +90,7 @@ _FAILED = 1
 )
 @click.option(
     "--deadline",
-    type=click.FloatRange(min=0.1),
+    type=_Seconds(),
     default=600.0,
     show_default=True,
     metavar="SECONDS",
@@ -80,7 +115,8 @@ def conformance(
 
     For each capability: how many passed and failed, and the first layer that differs (serialization, digest, chain,
     external form, extra keys). A failing value that a known mistake gives is named. A program that hangs, crashes,
-    writes rubbish or answers out of order is reported, never waited for. Exit status 1 when anything failed.
+    writes rubbish or answers out of order is reported, never waited for. Exit status 1 when anything failed or
+    nothing was asked.
 
     \b
     Examples:
@@ -89,6 +125,12 @@ def conformance(
       kvhash conformance --cmd ./hasher --release 0.33.0 --algorithm sha256_cbor --run 'extra_keys/*'
     """
     data = load_corpus(corpus)
+    _undamaged(data, chosen=corpus is not None)
+    for kind, count in data.unknown_kinds().items():
+        click.echo(
+            f"{count} vectors of kind {kind!r} are not asked: this kvhash does not know the kind; update it",
+            err=True,
+        )
     if release is not None:
         release = str(Contract.for_vllm(release).release)
     cases = select(data, release=release, algorithm=algorithm, pattern=pattern, without=without)
@@ -99,3 +141,11 @@ def conformance(
     click.echo(FORMATS[output](report), nl=False)
     if not report.passed:
         raise click.exceptions.Exit(_FAILED)
+
+
+def _undamaged(data: Corpus, *, chosen: bool) -> None:
+    faults = verify_checksums(data.root)
+    if faults and chosen:
+        raise UsageError(f"the corpus is damaged: {'; '.join(faults[:3])}", code="corpus-damaged")
+    for fault in faults:
+        click.echo(f"the corpus that came with kvhash is damaged: {fault}", err=True)

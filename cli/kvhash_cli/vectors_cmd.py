@@ -10,10 +10,11 @@ from typing import Any
 
 import click
 
-from kvhash._errors import UsageError
+from kvhash._errors import InvalidRequestError, UsageError
 from kvhash.vectors.archive import archive_name, write_archive
 from kvhash.vectors.coverage import algorithms, flags, gaps, rows
 from kvhash.vectors.load import Corpus, applies, load_corpus
+from kvhash.vectors.report import visible
 from kvhash.vectors.verify import verify, verify_checksums
 
 __all__ = ["vectors"]
@@ -53,17 +54,21 @@ def list_(corpus: Path | None, output: str, pattern: str, release: str | None, f
     Example:
       kvhash vectors list --flag aliasing
     """
+    found = False
     for file, vector in load_corpus(corpus):
         if not fnmatchcase(vector["id"], pattern) or (flag and flag not in vector["flags"]):
             continue
         if release is not None and not applies(vector, release):
             continue
+        found = True
         if output == "jsonl":
             names = ("id", "name", "flags", "since", "until", "result")
             shown: dict[str, Any] = {"v": 1, "kind": file.kind, **{name: vector[name] for name in names}}
             click.echo(json.dumps(shown, ensure_ascii=False))
         else:
-            click.echo(f"{vector['id']:<64} {vector['result']:<24} {vector['name']}")
+            click.echo(visible(f"{vector['id']:<64} {vector['result']:<24} {vector['name']}"))
+    if not found:
+        raise InvalidRequestError("no vector fits these options", code="no-vectors")
 
 
 @vectors.command("show")
@@ -94,11 +99,11 @@ def verify_(corpus: Path | None) -> None:
     wrong = 0
     for fault in verify_checksums(data.root):
         wrong += 1
-        click.echo(fault)
+        click.echo(visible(fault))
     for identity, faults in verify(data):
         for fault in faults:
             wrong += 1
-            click.echo(f"{identity}: {fault}")
+            click.echo(visible(f"{identity}: {fault}"))
     _end(wrong, f"{len(data)} vectors of corpus {data.version}")
 
 
@@ -180,9 +185,11 @@ def export(corpus: Path | None, folder: Path) -> None:
 
 @vectors.command("archive")
 @_corpus
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
 def archive(corpus: Path | None, folder: Path) -> None:
-    """Write the corpus as a release archive into DIR and print its path; the same files give the same bytes.
+    """Write the corpus as a release archive into DIR, made where it is not there, and print its path.
+
+    The same files give the same bytes.
 
     \b
     Example:
@@ -190,6 +197,7 @@ def archive(corpus: Path | None, folder: Path) -> None:
     """
     data = load_corpus(corpus)
     _undamaged(data)
+    folder.mkdir(parents=True, exist_ok=True)
     target = folder / archive_name(data)
     write_archive(data, target)
     click.echo(str(target))

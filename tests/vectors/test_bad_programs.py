@@ -2,38 +2,56 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvhash.events.lines import answer_all_lines
 from kvhash.vectors import load_corpus
-from kvhash.vectors.conformance import Report, run, select
+from kvhash.vectors.conformance import Case, Report, run, select
 from kvhash.vectors.report import FORMATS
 
-from .programs import CORPUS, python, sdk_program
+from .programs import CORPUS, python
 
 FEW = "chains/sha256-cbor-count-*"
-#: Answers rightly; each of what `check` puts after it is done to the list of answers before they are written.
+#: Has the right answers; what `check` puts in changes them, and is done after they are written.
 _ALL = """
 import json, os, sys, time
-from subprocess import PIPE, run
-import shlex
-answers = run(shlex.split({program!r}), input=sys.stdin.buffer.read(), stdout=PIPE).stdout.decode().splitlines()
+answers = {answers!r}
+sys.stdin.read()
 {then}
 print("\\n".join(answers), flush=True)
 {last}
 """
 
 
+@cache
+def cases() -> tuple[Case, ...]:
+    """Return the cases that are asked here."""
+    return tuple(select(load_corpus(CORPUS), pattern=FEW))
+
+
+@cache
+def answers() -> list[str]:
+    """Return the right answers to them, as lines."""
+    given = answer_all_lines([case.question.line for case in cases()])
+    return [json.dumps(answer, separators=(",", ":")) for answer in given]
+
+
+def program(then: str = "", last: str = "") -> str:
+    """Return a program that changes right answers and writes them."""
+    return python(_ALL.format(answers=answers(), then=then, last=last))
+
+
 def check(then: str = "", last: str = "", **options: Any) -> Report:
     """Run the runner over some vectors against a program that changes right answers."""
-    corpus = load_corpus(CORPUS)
-    program = python(_ALL.format(program=sdk_program(), then=then, last=last))
-    return run(program, corpus, select(corpus, pattern=FEW), **options)
+    return run(program(then, last), load_corpus(CORPUS), cases(), **options)
 
 
 def statuses(report: Report) -> set[str]:
@@ -68,7 +86,7 @@ def test_a_child_in_another_session_of_a_hanging_program_is_not_waited_for(tmp_p
     )
     corpus = load_corpus(CORPUS)
     started = time.monotonic()
-    report = run(python(source), corpus, select(corpus, pattern=FEW), idle_seconds=2, total_seconds=15)
+    report = run(python(source), corpus, cases(), idle_seconds=2, total_seconds=15)
     took = time.monotonic() - started
     os.kill(int(pid_file.read_text()), signal.SIGKILL)
     assert took < 40
@@ -78,18 +96,13 @@ def test_a_child_in_another_session_of_a_hanging_program_is_not_waited_for(tmp_p
 def test_an_exception_while_answers_are_taken_ends_the_program(tmp_path: Path) -> None:
     """The program does not outlive the call that an exception left, and the exception is the one that was raised."""
     pid_file = tmp_path / "pid"
-    corpus = load_corpus(CORPUS)
-    source = _ALL.format(
-        program=sdk_program(),
-        then=f"open({str(pid_file)!r}, 'w').write(str(os.getpid()))",
-        last="time.sleep(79)",
-    )
+    command = program(f"open({str(pid_file)!r}, 'w').write(str(os.getpid()))", "time.sleep(79)")
 
     def fail(_: object) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        run(python(source), corpus, select(corpus, pattern=FEW), on_outcome=fail)
+        run(command, load_corpus(CORPUS), cases(), on_outcome=fail)
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid_file.read_text()), 0)
 
@@ -160,7 +173,7 @@ def test_a_program_that_does_not_end_is_said_to_be_what_failed() -> None:
     ("then", "said"),
     [
         ("answers[0] = chr(0xFEFF) + answers[0]", "byte order mark"),
-        ("answers[0] = '{\"external\":[],' + answers[0][1:]", "'external' stands twice"),
+        ('answers[0] = \'{"id":"x",\' + answers[0][1:]', "'id' stands twice"),
         ("answers[0] = answers[0][:-1] + ',\"x\":NaN}'", "no JSON"),
         ("answers[0] = '[' * 100000", "no JSON"),
         ("answers[0] = answers[0][:-1] + ',\"x\":' + '9' * 9000 + '}'", "no JSON"),

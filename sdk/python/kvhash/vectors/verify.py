@@ -14,8 +14,8 @@ from kvhash import BlockHashView, KvHashError, answer, parse_request, resolve_bl
 from kvhash.block_hash import external_hash, json_hash, make_block_hash_with_group_id, parse_hash
 from kvhash.digest import sha256, xxh3_128
 from kvhash.events import decode_batch, encode_batch
-
 from kvhash.events.lines import answer_all_lines, decode_answer
+
 from .engine_model import check_engine
 from .generate_blocks import accumulated, serialized
 from .inputs import expand
