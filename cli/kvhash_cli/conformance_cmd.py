@@ -19,33 +19,22 @@ __all__ = ["conformance"]
 _FAILED = 1
 
 
-class _Seconds(click.ParamType):
-    """A time of at least a tenth of a second, which ends."""
-
-    name = "seconds"
-
-    def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the number; anything else is a usage error."""
-        try:
-            seconds = float(value)
-        except ValueError:
-            seconds = math.nan
-        if not 0.1 <= seconds < math.inf:
-            self.fail(f"{value!r} is no time; expected a number of seconds, 0.1 or more", param, ctx)
-        return seconds
+def _seconds(_context: click.Context, _option: click.Parameter, value: float) -> float:
+    """Return a time that is one; not-a-number compares with nothing, so a range does not refuse it."""
+    if not 0.1 <= value < math.inf:
+        raise click.BadParameter(f"{value:g} is no time; expected a number of seconds, 0.1 or more")
+    return value
 
 
-class _Capability(click.ParamType):
-    """The name of a capability, in any case."""
-
-    name = "capability"
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the name as it is written in the report; an unknown one is a usage error."""
-        found = next((name for name in CAPABILITIES if name.lower() == value.lower()), None)
-        if found is None:
-            self.fail(f"{value!r} is none; expected one of: {', '.join(CAPABILITIES)}", param, ctx)
-        return found
+def _capabilities(
+    _context: click.Context, _option: click.Parameter, values: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Return the names as the report writes them, whatever case they were given in."""
+    by_name = {name.lower(): name for name in CAPABILITIES}
+    for value in values:
+        if value.lower() not in by_name:
+            raise click.BadParameter(f"{value!r} is none; expected one of: {', '.join(CAPABILITIES)}")
+    return tuple(by_name[value.lower()] for value in values)
 
 
 @click.command("conformance")
@@ -64,7 +53,7 @@ class _Capability(click.ParamType):
 @click.option(
     "--without",
     multiple=True,
-    type=_Capability(),
+    callback=_capabilities,
     metavar="CAPABILITY",
     help=f"What the program does not claim; may be given again. One of: {', '.join(CAPABILITIES)}.",
 )
@@ -82,7 +71,8 @@ class _Capability(click.ParamType):
 )
 @click.option(
     "--timeout",
-    type=_Seconds(),
+    type=float,
+    callback=_seconds,
     default=10.0,
     show_default=True,
     metavar="SECONDS",
@@ -90,7 +80,8 @@ class _Capability(click.ParamType):
 )
 @click.option(
     "--deadline",
-    type=_Seconds(),
+    type=float,
+    callback=_seconds,
     default=600.0,
     show_default=True,
     metavar="SECONDS",

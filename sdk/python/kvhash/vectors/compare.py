@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -135,6 +136,11 @@ def _below(serialized: str | None, wanted: Any, value: Any) -> _Below:
     """Tell apart the right digest written otherwise, the right bytes digested otherwise, and other bytes."""
     if isinstance(value, str) and isinstance(wanted, str) and value.lower() == wanted:
         return _Below("hex case")
+    if isinstance(wanted, dict) and wanted["int"] in (
+        str(value.get("int") if isinstance(value, dict) else value),
+        str(int(value, 16)) if isinstance(value, str) and re.fullmatch("[0-9a-fA-F]{1,64}", value) else None,
+    ):
+        return _Below("protocol")  # the right number in another form
     if _reversed(wanted, value):
         return _Below("digest", ("digest-little-endian",))
     if serialized is None:
@@ -185,8 +191,10 @@ def _with_empty_keys(data: bytes) -> bytes | None:
 def _told(right: Any, wrong: Any) -> str:
     """Return what was expected and what came, each as JSON, so that 1 and "1" differ to the eye."""
     shown, came = _short(right), _short(wrong)
-    if isinstance(right, str) and str(right) == str(wrong):
-        return f"expected decimal text, {shown}; got {_kind(wrong)}, {came}"
+    if isinstance(right, str) and re.fullmatch("-?[0-9]+", right) and _kind(wrong) == "a number":
+        return f"expected decimal text, {shown}; got a number, {came}"
+    if isinstance(right, dict) and isinstance(wrong, dict) and _kind(wrong.get("int")) == "a number":
+        return f"expected decimal text, {shown}; got a number, {came}"
     if isinstance(right, str) and isinstance(wrong, str) and right == wrong.lower():
         return f"expected {shown}, got {came}: hex is lower case"
     if str(right) == str(wrong):

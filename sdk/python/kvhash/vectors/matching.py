@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -147,8 +148,9 @@ class _DoubledField(ValueError):
 def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        seen: set[str] = set()
-        raise _DoubledField(next(name for name, _ in pairs if name in seen or seen.add(name)))
+        # Each name that is kept is taken off once; what is left stands twice.
+        left = Counter(name for name, _ in pairs) - Counter(fields.keys())
+        raise _DoubledField(next(iter(left)))
     return fields
 
 

@@ -37,18 +37,21 @@ class _File(msgspec.Struct):
     vectors: list[dict[str, Any]]
 
 
-class _Vector(msgspec.Struct):
+class _Common(msgspec.Struct):
     id: _Text
     name: str
     flags: list[str]
     since: _Release
     until: _Release | None
     result: Literal["valid", "invalid", "implementation_defined"]
+
+
+class _Vector(_Common):
     input: dict[str, Any]
 
 
 class _Int(msgspec.Struct):
-    int: _Decimal
+    int: Annotated[str, msgspec.Meta(pattern=r"\A[0-9]{1,78}\Z")]
 
 
 _ChainValue = Union[_Hex, _Int]  # noqa: UP007 - evaluated by msgspec, also on Python 3.10
@@ -113,7 +116,8 @@ class _PayloadInput(msgspec.Struct):
     payload: _Hex
 
 
-class _Events(_Expecting):
+class _Events(_Common):
+    expected: dict[str, Any]
     input: _PayloadInput
     encodes_at: list[_Release] = msgspec.field(default_factory=list)
 
@@ -128,7 +132,7 @@ class _Digests(msgspec.Struct):
     xxh3_128: _Hex
 
 
-class _Serialization(_Vector):
+class _Serialization(_Common):
     input: _SerializationInput
     serialized_length: int
     digests: _Digests
@@ -145,7 +149,7 @@ class _AccumulatedInput(msgspec.Struct):
     vocabulary: int
 
 
-class _Accumulated(_Vector):
+class _Accumulated(_Common):
     input: _AccumulatedInput
     digest: _Hex
 
@@ -160,7 +164,8 @@ class _StreamInput(msgspec.Struct):
     steps: list[_StreamStep]
 
 
-class _Streams(_Expecting):
+class _Streams(_Common):
+    expected: dict[str, Any]
     input: _StreamInput
 
 
@@ -171,7 +176,7 @@ class _External(_Expecting):
 #: Kinds whose vectors are request lines, so that any line program can be asked them.
 REQUEST_KINDS = ("none_hash", "chains", "extra_keys", "lookahead", "context_parallel", "requests", "recorded")
 #: Every kind of vectors that this kvhash knows, and the shape of one of them.
-KINDS: Mapping[str, type[_Vector]] = {
+KINDS: Mapping[str, type[_Common]] = {
     **dict.fromkeys(REQUEST_KINDS, _Request),
     "serialization": _Serialization,
     "external": _External,
