@@ -13,6 +13,7 @@ from kvhash.vectors.conformance import CAPABILITIES, read_skips, run, select
 from kvhash.vectors.load import Corpus, load_corpus
 from kvhash.vectors.report import FORMATS
 from kvhash.vectors.verify import verify_checksums
+from kvhash.vectors.visible import visible
 
 __all__ = ["conformance"]
 
@@ -137,6 +138,6 @@ def conformance(
 def _undamaged(data: Corpus, *, chosen: bool) -> None:
     faults = verify_checksums(data.root)
     if faults and chosen:
-        raise UsageError(f"the corpus is damaged: {'; '.join(faults[:3])}", code="corpus-damaged")
+        raise UsageError(visible(f"the corpus is damaged: {'; '.join(faults[:3])}"), code="corpus-damaged")
     for fault in faults:
-        click.echo(f"the corpus that came with kvhash is damaged: {fault}", err=True)
+        click.echo(visible(f"the corpus that came with kvhash is damaged: {fault}"), err=True)

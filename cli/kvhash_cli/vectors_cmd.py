@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -14,8 +13,8 @@ from kvhash._errors import InvalidRequestError, UsageError
 from kvhash.vectors.archive import archive_name, write_archive
 from kvhash.vectors.coverage import algorithms, flags, gaps, rows
 from kvhash.vectors.load import Corpus, applies, load_corpus
-from kvhash.vectors.report import visible
 from kvhash.vectors.verify import verify, verify_checksums
+from kvhash.vectors.visible import printable_json, visible
 
 __all__ = ["vectors"]
 
@@ -64,7 +63,7 @@ def list_(corpus: Path | None, output: str, pattern: str, release: str | None, f
         if output == "jsonl":
             names = ("id", "name", "flags", "since", "until", "result")
             shown: dict[str, Any] = {"v": 1, "kind": file.kind, **{name: vector[name] for name in names}}
-            click.echo(json.dumps(shown, ensure_ascii=False))
+            click.echo(printable_json(shown))
         else:
             click.echo(visible(f"{vector['id']:<64} {vector['result']:<24} {vector['name']}"))
     if not found:
@@ -83,7 +82,7 @@ def show(corpus: Path | None, identity: str) -> None:
     """
     file, vector = load_corpus(corpus).get(identity)
     notes = {flag: file.notes[flag] for flag in vector["flags"]}
-    click.echo(json.dumps({**vector, "notes": notes}, ensure_ascii=False, indent=2))
+    click.echo(printable_json({**vector, "notes": notes}, indent=2))
 
 
 @vectors.command("verify")
@@ -136,11 +135,11 @@ def coverage(corpus: Path | None, output: str) -> None:
             "flags": flags(data),
             "gaps": missing,
         }
-        click.echo(json.dumps(body, ensure_ascii=False))
+        click.echo(printable_json(body))
     else:
         _show_coverage(data)
     for gap in missing:
-        click.echo(gap, err=True)
+        click.echo(visible(gap), err=True)
     if missing:
         raise click.exceptions.Exit(_FAILED)
 
@@ -151,10 +150,10 @@ def _show_coverage(data: Corpus) -> None:
         click.echo(f"{row.change.since!s:<10}{row.before:>8}{row.after:>12}   {row.change.summary[:70]}")
     click.echo("\nalgorithm                 vectors with an answer")
     for name, count in algorithms(data).items():
-        click.echo(f"{name:<26}{count:>6}")
+        click.echo(visible(f"{name:<26}{count:>6}"))
     click.echo("\nflag                      vectors")
     for name, count in sorted(flags(data).items()):
-        click.echo(f"{name:<26}{count:>6}")
+        click.echo(visible(f"{name:<26}{count:>6}"))
 
 
 @vectors.command("export")

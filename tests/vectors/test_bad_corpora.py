@@ -241,6 +241,30 @@ def test_two_vectors_of_one_id_are_refused(small: Path) -> None:
         load_corpus(small)
 
 
+def test_a_foreign_corpus_prints_nothing_that_commands_a_terminal(small: Path) -> None:
+    """Names, values and notes of a corpus are written out where they would not print, also in errors."""
+    evil = "\x1b]0;owned\x07\x9b2J\u202e"
+
+    def edit(data: dict[str, Any]) -> None:
+        data["vectors"][0] |= {"name": evil, "id": f"external/{evil}/0.33.0"}
+
+    change(small, "external", edit)
+    where = ("--corpus", str(small))
+    for command in (
+        ["list"],
+        ["list", "-o", "jsonl"],
+        ["show", f"external/{evil}/0.33.0"],
+        ["verify"],
+        ["coverage"],
+    ):
+        result = invoke(*command, *where)
+        assert all(c.isprintable() or c == "\n" for c in result.output), command
+    change(small, "external", lambda data: data["vectors"][0].update(result=evil))
+    with pytest.raises(CorpusError) as error:
+        load_corpus(small)
+    assert str(error.value).isprintable()
+
+
 def test_an_archive_makes_its_folder(tmp_path: Path) -> None:
     """The example of the help works where the folder is not there yet."""
     result = invoke("archive", str(tmp_path / "new" / "dist"), "--corpus", str(CORPUS))

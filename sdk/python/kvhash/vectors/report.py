@@ -9,17 +9,11 @@ from xml.etree import ElementTree
 
 from .conformance import Outcome, Report, explain_mistake
 from .matching import ProgramFault
+from .visible import printable_json, visible
 
-__all__ = ["FORMATS", "as_json", "as_junit", "as_tap", "as_text", "visible"]
+__all__ = ["FORMATS", "as_json", "as_junit", "as_tap", "as_text"]
 
 _SHOWN = 10
-
-
-def visible(text: str) -> str:
-    """Return text with everything written out that a terminal would not show: controls, line ends, lone surrogates."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _told(outcome: Outcome) -> str:
@@ -138,13 +132,7 @@ def as_json(report: Report) -> str:
             for name, count, looked_for in report.mistakes()
         ],
     }
-    text = json.dumps(body, ensure_ascii=False)
-    return "".join(c if c.isprintable() else _json_escape(c) for c in text) + "\n"
-
-
-def _json_escape(c: str) -> str:
-    # A lone surrogate is no text, and readers differ on its escape: it is written out.
-    return rf"\\u{ord(c):04x}" if "\ud800" <= c <= "\udfff" else json.dumps(c)[1:-1]
+    return printable_json(body) + "\n"
 
 
 def as_junit(report: Report) -> str:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Union
 import msgspec
 
 from .record import SCHEMA_VERSION
+from .visible import visible
 
 __all__ = ["KINDS", "REQUEST_KINDS", "check_file", "check_manifest", "check_vector"]
 
@@ -193,7 +194,7 @@ def _wrong(value: Any, shape: Any, at: str = "") -> str | None:
         msgspec.convert(value, shape)
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$")
-        return f"{what} at ${at}{where.rstrip('`')}"
+        return visible(f"{what} at ${at}{where.rstrip('`')}")
     return None
 
 
