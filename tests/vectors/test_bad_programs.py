@@ -205,3 +205,11 @@ del answers[4:]""",
         text.encode()  # no lone surrogate
         assert all(c.isprintable() or c in "\n" for c in text), name
         assert not any(line.startswith("PASSED") for line in text.splitlines())
+
+
+def test_a_line_without_end_is_not_read_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line longer than any answer is a flood at once, not one fault among many."""
+    monkeypatch.setattr("kvhash.vectors.program._MAX_ANSWER_BYTES", 1 << 20)
+    source = "import sys\nwhile True: sys.stdout.write('x' * 65536)"
+    report = run(python(source), load_corpus(CORPUS), cases(), idle_seconds=20)
+    assert [fault.kind for fault in report.faults] == ["rubbish", "flood"]

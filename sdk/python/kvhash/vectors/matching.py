@@ -100,14 +100,10 @@ class Matcher:
 
     def missing(self) -> Iterator[ProgramFault]:
         """Yield the questions before the last that was answered which have no answer."""
-        last = self._behind - 1
-        for place in range(last):
+        for place in range(self._behind):
             if place not in self._answered:
-                yield ProgramFault(
-                    "missing-answer",
-                    f"no answer, though the later {self._questions[last].id} was answered",
-                    self._questions[place].id,
-                )
+                identity = self._questions[place].id
+                yield ProgramFault("missing-answer", "no answer, though later ones were answered", identity)
 
     def order_faults(self) -> Iterator[ProgramFault]:
         """Yield the fewest answers of which it must be said that they came out of order."""

@@ -245,6 +245,8 @@ def _answers(
             result = matcher.match(line)
             yield result
             most -= isinstance(result, ProgramFault)
+            if len(line) > _MAX_ANSWER_BYTES:
+                most = 0
             if most <= 0:
                 return ProgramFault(
                     "flood", "stopped reading: too many lines that answer nothing", matcher.next
