@@ -2,24 +2,49 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import click
 
-from kvhash._errors import InvalidRequestError
+from kvhash._errors import InvalidRequestError, UsageError
 from kvhash.contract import Contract
 from kvhash.vectors.conformance import CAPABILITIES, read_skips, run, select
-from kvhash.vectors.load import load_corpus
+from kvhash.vectors.load import Corpus, load_corpus
 from kvhash.vectors.report import FORMATS
+from kvhash.vectors.verify import verify_checksums
+from kvhash.vectors.visible import visible
 
 __all__ = ["conformance"]
 
 _FAILED = 1
 
 
+def _seconds(_context: click.Context, _option: click.Parameter, value: float) -> float:
+    """Return a time that is one; not-a-number compares with nothing, so a range does not refuse it."""
+    if not 0.1 <= value < math.inf:
+        raise click.BadParameter(f"{value:g} is no time; expected a number of seconds, 0.1 or more")
+    return value
+
+
+def _capabilities(
+    _context: click.Context, _option: click.Parameter, values: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Return the names as the report writes them, whatever case they were given in."""
+    by_name = {name.lower(): name for name in CAPABILITIES}
+    for value in values:
+        if value.lower() not in by_name:
+            raise click.BadParameter(f"{value!r} is none; expected one of: {', '.join(CAPABILITIES)}")
+    return tuple(by_name[value.lower()] for value in values)
+
+
 @click.command("conformance")
 @click.option(
-    "--cmd", "command", required=True, metavar="PROGRAM", help="The program to check, with its arguments."
+    "--cmd",
+    "command",
+    required=True,
+    metavar="PROGRAM",
+    help="The program to check, with its arguments. No shell: for pipes and variables write \"sh -c '...'\".",
 )
 @click.option(
     "--release", default=None, metavar="RELEASE", help="Only what holds for this vLLM release, asked at it."
@@ -29,7 +54,7 @@ _FAILED = 1
 @click.option(
     "--without",
     multiple=True,
-    type=click.Choice(CAPABILITIES, case_sensitive=False),
+    callback=_capabilities,
     metavar="CAPABILITY",
     help=f"What the program does not claim; may be given again. One of: {', '.join(CAPABILITIES)}.",
 )
@@ -37,7 +62,7 @@ _FAILED = 1
     "--skip-file",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     default=None,
-    help="Ids to skip, one a line, each with its reason after a space.",
+    help="Ids to skip, one a line, each with its reason after a space or a tab.",
 )
 @click.option(
     "--corpus",
@@ -47,7 +72,8 @@ _FAILED = 1
 )
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0.1),
+    type=float,
+    callback=_seconds,
     default=10.0,
     show_default=True,
     metavar="SECONDS",
@@ -55,7 +81,8 @@ _FAILED = 1
 )
 @click.option(
     "--deadline",
-    type=click.FloatRange(min=0.1),
+    type=float,
+    callback=_seconds,
     default=600.0,
     show_default=True,
     metavar="SECONDS",
@@ -80,7 +107,8 @@ def conformance(
 
     For each capability: how many passed and failed, and the first layer that differs (serialization, digest, chain,
     external form, extra keys). A failing value that a known mistake gives is named. A program that hangs, crashes,
-    writes rubbish or answers out of order is reported, never waited for. Exit status 1 when anything failed.
+    writes rubbish or answers out of order is reported, never waited for. Exit status 1 when anything failed or
+    nothing was asked.
 
     \b
     Examples:
@@ -89,6 +117,12 @@ def conformance(
       kvhash conformance --cmd ./hasher --release 0.33.0 --algorithm sha256_cbor --run 'extra_keys/*'
     """
     data = load_corpus(corpus)
+    _undamaged(data, chosen=corpus is not None)
+    for kind, count in data.unknown_kinds().items():
+        click.echo(
+            f"{count} vectors of kind {kind!r} are not asked: this kvhash does not know the kind; update it",
+            err=True,
+        )
     if release is not None:
         release = str(Contract.for_vllm(release).release)
     cases = select(data, release=release, algorithm=algorithm, pattern=pattern, without=without)
@@ -99,3 +133,11 @@ def conformance(
     click.echo(FORMATS[output](report), nl=False)
     if not report.passed:
         raise click.exceptions.Exit(_FAILED)
+
+
+def _undamaged(data: Corpus, *, chosen: bool) -> None:
+    faults = verify_checksums(data.root)
+    if faults and chosen:
+        raise UsageError(visible(f"the corpus is damaged: {'; '.join(faults[:3])}"), code="corpus-damaged")
+    for fault in faults:
+        click.echo(visible(f"the corpus that came with kvhash is damaged: {fault}"), err=True)

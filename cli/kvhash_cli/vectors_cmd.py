@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -10,11 +9,12 @@ from typing import Any
 
 import click
 
-from kvhash._errors import UsageError
+from kvhash._errors import InvalidRequestError, UsageError
 from kvhash.vectors.archive import archive_name, write_archive
 from kvhash.vectors.coverage import algorithms, flags, gaps, rows
 from kvhash.vectors.load import Corpus, applies, load_corpus
 from kvhash.vectors.verify import verify, verify_checksums
+from kvhash.vectors.visible import printable_json, visible
 
 __all__ = ["vectors"]
 
@@ -53,17 +53,21 @@ def list_(corpus: Path | None, output: str, pattern: str, release: str | None, f
     Example:
       kvhash vectors list --flag aliasing
     """
+    found = False
     for file, vector in load_corpus(corpus):
         if not fnmatchcase(vector["id"], pattern) or (flag and flag not in vector["flags"]):
             continue
         if release is not None and not applies(vector, release):
             continue
+        found = True
         if output == "jsonl":
             names = ("id", "name", "flags", "since", "until", "result")
             shown: dict[str, Any] = {"v": 1, "kind": file.kind, **{name: vector[name] for name in names}}
-            click.echo(json.dumps(shown, ensure_ascii=False))
+            click.echo(printable_json(shown))
         else:
-            click.echo(f"{vector['id']:<64} {vector['result']:<24} {vector['name']}")
+            click.echo(visible(f"{vector['id']:<64} {vector['result']:<24} {vector['name']}"))
+    if not found:
+        raise InvalidRequestError("no vector fits these options", code="no-vectors")
 
 
 @vectors.command("show")
@@ -78,7 +82,7 @@ def show(corpus: Path | None, identity: str) -> None:
     """
     file, vector = load_corpus(corpus).get(identity)
     notes = {flag: file.notes[flag] for flag in vector["flags"]}
-    click.echo(json.dumps({**vector, "notes": notes}, ensure_ascii=False, indent=2))
+    click.echo(printable_json({**vector, "notes": notes}, indent=2))
 
 
 @vectors.command("verify")
@@ -94,11 +98,11 @@ def verify_(corpus: Path | None) -> None:
     wrong = 0
     for fault in verify_checksums(data.root):
         wrong += 1
-        click.echo(fault)
+        click.echo(visible(fault))
     for identity, faults in verify(data):
         for fault in faults:
             wrong += 1
-            click.echo(f"{identity}: {fault}")
+            click.echo(visible(f"{identity}: {fault}"))
     _end(wrong, f"{len(data)} vectors of corpus {data.version}")
 
 
@@ -131,11 +135,11 @@ def coverage(corpus: Path | None, output: str) -> None:
             "flags": flags(data),
             "gaps": missing,
         }
-        click.echo(json.dumps(body, ensure_ascii=False))
+        click.echo(printable_json(body))
     else:
         _show_coverage(data)
     for gap in missing:
-        click.echo(gap, err=True)
+        click.echo(visible(gap), err=True)
     if missing:
         raise click.exceptions.Exit(_FAILED)
 
@@ -146,10 +150,10 @@ def _show_coverage(data: Corpus) -> None:
         click.echo(f"{row.change.since!s:<10}{row.before:>8}{row.after:>12}   {row.change.summary[:70]}")
     click.echo("\nalgorithm                 vectors with an answer")
     for name, count in algorithms(data).items():
-        click.echo(f"{name:<26}{count:>6}")
+        click.echo(visible(f"{name:<26}{count:>6}"))
     click.echo("\nflag                      vectors")
     for name, count in sorted(flags(data).items()):
-        click.echo(f"{name:<26}{count:>6}")
+        click.echo(visible(f"{name:<26}{count:>6}"))
 
 
 @vectors.command("export")
@@ -180,9 +184,11 @@ def export(corpus: Path | None, folder: Path) -> None:
 
 @vectors.command("archive")
 @_corpus
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False, exists=True))
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
 def archive(corpus: Path | None, folder: Path) -> None:
-    """Write the corpus as a release archive into DIR and print its path; the same files give the same bytes.
+    """Write the corpus as a release archive into DIR, made where it is not there, and print its path.
+
+    The same files give the same bytes.
 
     \b
     Example:
@@ -190,6 +196,7 @@ def archive(corpus: Path | None, folder: Path) -> None:
     """
     data = load_corpus(corpus)
     _undamaged(data)
+    folder.mkdir(parents=True, exist_ok=True)
     target = folder / archive_name(data)
     write_archive(data, target)
     click.echo(str(target))

@@ -348,5 +348,5 @@ var changeTable = []Change{
 	{Release{0, 29, 0}, "without PYTHONHASHSEED, sha256* has the fixed NONE_HASH H('vllm-none-hash') (xxhash* stays random); events gain ownership"},
 	{Release{0, 30, 0}, "events gain session_id"},
 	{Release{0, 31, 0}, "extra keys are tagged in the hash, and the LoRA key holds the adapter's path: ('lora', name, path), ('mm', identifier, offset), ('cache_salt', salt), ('prompt_embeds', digest); events stay untagged"},
-	{Release{0, 33, 0}, "look-ahead hashing: the key is (extra keys, the L tokens after the block); events gain lookahead_token_ids"},
+	{Release{0, 33, 0}, "look-ahead hashing: with L > 0 the key is flat, (extra keys or null, t1, .., tL), of the L tokens after the block, and images count that reach into those; events gain lookahead_token_ids"},
 }

@@ -350,7 +350,8 @@ CHANGES: tuple[Change, ...] = (
     ),
     Change(
         _V(0, 33, 0),
-        "look-ahead hashing: the key is (extra keys, the L tokens after the block); events gain lookahead_token_ids",
+        "look-ahead hashing: with L > 0 the key is flat, (extra keys or null, t1, .., tL), of the L tokens after the "
+        "block, and images count that reach into those; events gain lookahead_token_ids",
         hashes={"lookahead": True},
         events={"port_zero_from_os": True},
         stored=_optional("lookahead_token_ids"),

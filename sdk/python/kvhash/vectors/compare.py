@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +17,7 @@ __all__ = ["Difference", "compare"]
 class Difference:
     """How an answer differs.
 
-    ``layer``: ``refusal``, ``error code``, ``extra keys``, ``serialization``, ``digest``, ``chain``,
+    ``layer``: ``refusal``, ``error code``, ``extra keys``, ``serialization``, ``digest``, ``hex case``, ``chain``,
     ``external form``, ``events`` or ``protocol``. ``mistakes``: the known ones that give this very value.
     """
 
@@ -65,22 +67,27 @@ def _compare_hashes(
             return Difference("protocol", f"{name!r} is no list")
     mistakes = _mistakes(vector, got)
 
-    def differs(layer: str, what: str, right: Any, wrong: Any) -> Difference:
-        return Difference(layer, f"{what}: expected {_short(right)}, got {_short(wrong)}", mistakes)
+    def differs(layer: str, what: str, right: Any, wrong: Any, *more: str) -> Difference:
+        named = mistakes + tuple(name for name in more if name not in mistakes)
+        return Difference(layer, f"{what}: {_told(right, wrong)}", named)
 
-    if got["none_hash"] != expected["none_hash"]:
-        layer = _below(vector.get("serialized_root"), got["none_hash"])
-        return differs(layer, "NONE_HASH", expected["none_hash"], got["none_hash"])
+    if not _same(got["none_hash"], expected["none_hash"]):
+        below = _below(vector.get("serialized_root"), expected["none_hash"], got["none_hash"])
+        return differs(below.layer, "NONE_HASH", expected["none_hash"], got["none_hash"], *below.mistakes)
     hashes, right = got["block_hashes"], expected["block_hashes"]
     for i, (keys, wanted) in enumerate(zip(got["extra_keys"], expected["extra_keys"], strict=False)):
-        if keys != wanted:
+        if not _same(keys, wanted):
             return differs("extra keys", f"extra keys of block {i}", wanted, keys)
     for i, (value, wanted) in enumerate(zip(hashes, right, strict=False)):
-        if value != wanted:
+        if not _same(value, wanted):
             preimages = vector.get("serialized") or []
-            below = _below(preimages[i] if i < len(preimages) else None, value)
-            layer = below if i == 0 or below == "digest" else "chain"
-            return differs(layer, f"block {i}", wanted, value)
+            below = _below(preimages[i] if i < len(preimages) else None, wanted, value)
+            named = {*mistakes, *below.mistakes}
+            # Block 0 has NONE_HASH as its parent, which is right; of a later one the parent may be what is wrong.
+            # A mistake that gives this very value tells which.
+            parent = i > 0 and below.layer == "serialization" and (not named or bool(named & _OF_THE_CHAIN))
+            layer = "chain" if parent else below.layer
+            return differs(layer, f"block {i}", wanted, value, *below.mistakes)
     for name, layer in (
         ("block_hashes", "chain"),
         ("extra_keys", "extra keys"),
@@ -89,22 +96,117 @@ def _compare_hashes(
         if len(got[name]) != len(expected[name]):
             return differs(layer, f"number of {name}", len(expected[name]), len(got[name]))
     for i, (value, wanted) in enumerate(zip(got["external"], expected["external"], strict=True)):
-        if value != wanted:
+        if not _same(value, wanted):
             return differs("external form", f"published value of block {i}", wanted, value)
     return None
 
 
-def _below(serialized: str | None, value: Any) -> str:
-    """Whether the right bytes were digested otherwise (``digest``) or other bytes were (``serialization``)."""
+#: Known mistakes whose first wrong block is wrong because of its parent, or is not to be hashed at all.
+_OF_THE_CHAIN = {
+    "first-parent-null",
+    "not-chained",
+    "parent-as-bytes-too-early",
+    "parent-as-hex-text",
+    "parent-as-integer",
+    "parent-truncated-to-64-bits",
+    "partial-block-hashed",
+}
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two JSON values are equal: 1 and 1.0 are, 1 and true are not."""
+    if isinstance(one, bool) or isinstance(other, bool):
+        return one is other
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
+    return bool(one == other)
+
+
+@dataclass(frozen=True)
+class _Below:
+    """What a wrong chain value tells of the layer in which it became wrong."""
+
+    layer: str
+    mistakes: tuple[str, ...] = ()
+
+
+def _below(serialized: str | None, wanted: Any, value: Any) -> _Below:
+    """Tell apart the right digest written otherwise, the right bytes digested otherwise, and other bytes."""
+    if isinstance(value, str) and isinstance(wanted, str) and value.lower() == wanted:
+        return _Below("hex case")
+    if isinstance(wanted, dict) and wanted["int"] in (
+        str(value.get("int") if isinstance(value, dict) else value),
+        str(int(value, 16)) if isinstance(value, str) and re.fullmatch("[0-9a-fA-F]{1,64}", value) else None,
+    ):
+        return _Below("protocol")  # the right number in another form
+    if _reversed(wanted, value):
+        return _Below("digest", ("digest-little-endian",))
     if serialized is None:
-        return "serialization"
+        return _Below("serialization")
     data = bytes.fromhex(serialized)
     digests = [sha256(data), xxh3_128(data)]
     digests += [digest[::-1] for digest in digests]
-    forms: list[Any] = [digest.hex() for digest in digests]
-    for digest in digests:
-        forms += [{"int": str(int.from_bytes(part, "big"))} for part in (digest, digest[-8:], digest[:8])]
-    return "digest" if value in forms else "serialization"
+    if value in [form for digest in digests for form in _forms(digest)]:
+        return _Below("digest")
+    empty = _with_empty_keys(data)
+    if empty and value in [form for digest in (sha256(empty), xxh3_128(empty)) for form in _forms(digest)]:
+        return _Below("serialization", ("empty-tuple-for-null",))
+    return _Below("serialization")
+
+
+def _forms(digest: bytes) -> list[Any]:
+    """Return the ways in which a digest may stand in an answer as a chain value."""
+    return [
+        digest.hex(),
+        *({"int": str(int.from_bytes(part, "big"))} for part in (digest, digest[-8:], digest[:8])),
+    ]
+
+
+def _reversed(wanted: Any, value: Any) -> bool:
+    """Whether `value` is the right digest with its bytes in the other order."""
+    if isinstance(wanted, str) and isinstance(value, str):
+        return bytes.fromhex(wanted)[::-1].hex() == value.lower()
+    if isinstance(wanted, dict) and isinstance(value, dict) and "int" in wanted:
+        number = int(wanted["int"])
+        size = next((n for n in (8, 16, 32) if number < 1 << 8 * n), 0)
+        turned = {
+            str(int.from_bytes(number.to_bytes(n, "big"), "little"))
+            for n in (8, 16, 32)
+            if size and n >= size
+        }
+        return value.get("int") in turned
+    return False
+
+
+def _with_empty_keys(data: bytes) -> bytes | None:
+    """Return the preimage with an empty tuple where it has null for no extra keys; None when it has some."""
+    for null, empty in ((b"\xf6", b"\x80"), (b"N\x87\x94.", b")\x87\x94.")):
+        if data.endswith(null):
+            return data.removesuffix(null) + empty
+    return None
+
+
+def _told(right: Any, wrong: Any) -> str:
+    """Return what was expected and what came, each as JSON, so that 1 and "1" differ to the eye."""
+    shown, came = _short(right), _short(wrong)
+    if isinstance(right, str) and re.fullmatch("-?[0-9]+", right) and _kind(wrong) == "a number":
+        return f"expected decimal text, {shown}; got a number, {came}"
+    if isinstance(right, dict) and isinstance(wrong, dict) and _kind(wrong.get("int")) == "a number":
+        return f"expected decimal text, {shown}; got a number, {came}"
+    if isinstance(right, str) and isinstance(wrong, str) and right == wrong.lower():
+        return f"expected {shown}, got {came}: hex is lower case"
+    if str(right) == str(wrong):
+        return f"expected {_kind(right)}, {shown}; got {_kind(wrong)}, {came}"
+    return f"expected {shown}, got {came}"
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, bool):
+        return "a truth value"
+    names = ((str, "text"), ((int, float), "a number"), (list, "a list"), (Mapping, "an object"))
+    return next((name for kind, name in names if isinstance(value, kind)), "null")
 
 
 def _values(got: Mapping[str, Any]) -> Iterator[str]:
@@ -123,7 +225,7 @@ def _mistakes(vector: Mapping[str, Any], got: Mapping[str, Any]) -> tuple[str, .
 
 
 def _short(value: Any) -> str:
-    text = str(value)
+    text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 90 else text[:87] + "..."
 
 
@@ -134,18 +236,17 @@ def _compare_batch(expected: Mapping[str, Any], got: Any) -> Difference | None:
     if not isinstance(got, Mapping):
         return Difference("protocol", "the answer has no 'batch'")
     for name in ("ts", "data_parallel_rank", "layout", "extra"):
-        if got.get(name) != expected.get(name):
-            return Difference("events", f"{name}: expected {expected.get(name)!r}, got {got.get(name)!r}")
+        if not _same(got.get(name), expected.get(name)):
+            return Difference("events", f"{name}: {_told(expected.get(name), got.get(name))}")
     events = got.get("events")
     if not isinstance(events, list) or len(events) != len(expected["events"]):
         return Difference("events", f"expected {len(expected['events'])} events, got {_short(events)}")
     for i, (event, wanted) in enumerate(zip(events, expected["events"], strict=True)):
         right, wrong = _plain(wanted), _plain(event)
-        if right != wrong:
-            names = [name for name in {**right, **wrong} if right.get(name) != wrong.get(name)]
+        if not _same(right, wrong):
+            names = [name for name in {**right, **wrong} if not _same(right.get(name), wrong.get(name))]
             name = names[0] if names else "*"
-            shown = f"expected {_short(right.get(name))}, got {_short(wrong.get(name))}"
-            return Difference("events", f"event {i}, {name}: {shown}")
+            return Difference("events", f"event {i}, {name}: {_told(right.get(name), wrong.get(name))}")
     return None
 
 

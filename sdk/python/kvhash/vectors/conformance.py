@@ -9,16 +9,20 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from kvhash.contract import ALGORITHMS
+
 from .compare import Difference, compare
 from .inputs import expand
 from .load import REQUEST_KINDS, Corpus, CorpusError, applies
+from .matching import Answer, ProgramFault, Question
 from .mistakes import MISTAKES
-from .program import Answer, ProgramFault, Question, exchange
+from .program import exchange
 
 __all__ = ["CAPABILITIES", "Case", "Outcome", "Report", "read_skips", "run", "select"]
 
@@ -38,6 +42,8 @@ _BY_KIND = {
     "recorded": "real servers",
     "events": "events",
 }
+#: The faults that say of a question that it has no answer.
+_UNANSWERED = ("hang", "crash", "missing-answer")
 #: What is reported on, in this order. A program may do without ``events`` (see `select`).
 CAPABILITIES = (
     "NONE_HASH",
@@ -77,21 +83,19 @@ class Outcome:
 
 @dataclass
 class Report:
-    """What a program did with the corpus."""
+    """What a program did with the corpus. ``not_asked``: kinds of vectors that are not known here, and their number."""
 
     command: str
     corpus_version: str
     outcomes: list[Outcome] = field(default_factory=list)
     faults: list[ProgramFault] = field(default_factory=list)
+    not_asked: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def passed(self) -> bool:
-        """Whether everything that was asked was answered rightly, in order."""
-        return (
-            not self.faults
-            and bool(self.outcomes)
-            and all(outcome.status in ("passed", "skipped") for outcome in self.outcomes)
-        )
+        """Whether something was asked, and everything that was asked was answered rightly, in order."""
+        statuses = {outcome.status for outcome in self.outcomes}
+        return not self.faults and "passed" in statuses and statuses <= {"passed", "skipped"}
 
     def counts(self) -> dict[str, Counter[str]]:
         """Return for every capability how many cases have which status."""
@@ -116,7 +120,7 @@ class Report:
                 explained.update(outcome.difference.mistakes)
                 looked_for.update(list(outcome.case.vector.get("wrong", {})))
         return sorted(
-            ((name, count, looked_for[name]) for name, count in explained.items()),
+            ((name, count, max(count, looked_for[name])) for name, count in explained.items()),
             key=lambda item: (-item[1] / item[2], -item[1], item[0]),
         )
 
@@ -159,11 +163,14 @@ def select(
 ) -> list[Case]:
     """Return the cases to ask: those of a release, an algorithm, or whose id matches a glob.
 
-    `without`: capabilities that the program does not claim. Raises CorpusError for an unknown one.
+    `without`: capabilities that the program does not claim. Raises CorpusError for an unknown one, and for an
+    algorithm that no release has.
     """
     for name in without:
         if name not in CAPABILITIES:
             raise CorpusError(f"there is no capability {name!r}; expected one of: {', '.join(CAPABILITIES)}")
+    if algorithm is not None and algorithm not in ALGORITHMS:
+        raise CorpusError(f"there is no algorithm {algorithm!r}; expected one of: {', '.join(ALGORITHMS)}")
     cases = []
     for file, vector in corpus:
         if file.kind not in (*REQUEST_KINDS, "events"):
@@ -189,21 +196,27 @@ def _algorithm_of(vector: Mapping[str, Any]) -> str | None:
 
 
 def read_skips(path: Path, corpus: Corpus) -> dict[str, str]:
-    """Read a file of ids to skip, each with its reason after a space; ``#`` starts a comment line.
+    """Read a file of ids to skip, each with its reason after a space or a tab; ``#`` starts a comment line.
 
     Raises CorpusError for an id that is not in the corpus or has no reason: a skip says why.
     """
     known = {vector["id"] for _, vector in corpus}
     skips = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise CorpusError(f"{path} is not UTF-8 (byte {error.start})") from None
+    except OSError as error:
+        raise CorpusError(f"{path} cannot be read: {error.strerror or error}") from None
+    for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.startswith("#"):
             continue
-        identity, _, reason = line.strip().partition(" ")
+        identity, *reason = line.split(None, 1)
         if identity not in known:
             raise CorpusError(f"{path}, line {number}: the corpus has no vector {identity!r}")
-        if not reason.strip():
+        if not reason:
             raise CorpusError(f"{path}, line {number}: {identity} has no reason; write it after the id")
-        skips[identity] = reason.strip()
+        skips[identity] = reason[0].strip()
     return skips
 
 
@@ -221,7 +234,7 @@ def run(
 
     Raises ProgramError when it cannot be started.
     """
-    report = Report(command, corpus.version)
+    report = Report(command, corpus.version, not_asked=corpus.unknown_kinds())
     skipped = skips or {}
     by_id = {case.id: case for case in cases}
     asked = [case for case in cases if case.vector["id"] not in skipped]
@@ -230,25 +243,39 @@ def run(
         for case in cases
         if case.vector["id"] in skipped
     }
-    messages = exchange(
-        command, [case.question for case in asked], idle_seconds=idle_seconds, total_seconds=total_seconds
-    )
-    for message in messages:
-        if isinstance(message, Answer):
-            case = by_id[message.id]
-            difference = compare(case.vector, message.body)
-            outcome = Outcome(case, "failed" if difference else "passed", difference)
-        else:
-            report.faults.append(message)
-            if message.id is None or message.kind not in ("hang", "crash"):
-                continue
-            case = by_id[message.id]
-            outcome = Outcome(case, "failed", Difference("protocol", f"{message.kind}: {message.message}"))
-        found[case.id] = outcome
-        if on_outcome:
-            on_outcome(outcome)
+    questions = [case.question for case in asked]
+    # Without a question there is nothing to start the program for.
+    if not questions:
+        report.outcomes = list(found.values())
+        return report
+    # Closed here and not some time later: the program ends with this function, also when an exception leaves it.
+    with closing(
+        exchange(command, questions, idle_seconds=idle_seconds, total_seconds=total_seconds)
+    ) as messages:
+        for message in messages:
+            outcome = _outcome(by_id, message)
+            if isinstance(message, ProgramFault):
+                report.faults.append(message)
+            if outcome:
+                found[outcome.case.id] = outcome
+                if on_outcome:
+                    on_outcome(outcome)
     report.outcomes = [found.get(case.id, Outcome(case, "not-run")) for case in cases]
     return report
+
+
+def _outcome(by_id: Mapping[str, Case], message: Answer | ProgramFault) -> Outcome | None:
+    """Return what a message says of a case, if it says something."""
+    if isinstance(message, Answer):
+        case = by_id[message.id]
+        try:
+            difference = compare(case.vector, message.body)
+        except RecursionError:
+            difference = Difference("protocol", "the answer is nested too deeply")
+        return Outcome(case, "failed" if difference else "passed", difference)
+    if message.id is None or message.kind not in _UNANSWERED:
+        return None
+    return Outcome(by_id[message.id], "failed", Difference("protocol", f"{message.kind}: {message.message}"))
 
 
 def explain_mistake(name: str) -> str:

@@ -37,7 +37,9 @@ class _Residency:
             elif isinstance(event, BlockStored):
                 self.copies.setdefault(_group_of(event), Counter()).update(map(hash_key, event.block_hashes))
             elif isinstance(event, BlockRemoved):
-                self.copies.setdefault(_group_of(event), Counter()).subtract(map(hash_key, event.block_hashes))
+                self.copies.setdefault(_group_of(event), Counter()).subtract(
+                    map(hash_key, event.block_hashes)
+                )
 
     def has(self, key: int) -> bool:
         """Whether group 0 holds the block."""

@@ -12,8 +12,8 @@ import msgspec
 from kvhash import KvHashError
 from kvhash.contract import CHANGES, Contract, Release
 from kvhash.events import decode_batch, encode_batch
-
 from kvhash.events.lines import decode_answer
+
 from .record import vector
 from .releases import NEWEST_TEXT
 

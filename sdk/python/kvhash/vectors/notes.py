@@ -84,10 +84,13 @@ NOTES: dict[str, dict[str, str]] = {
         "a hit counted past the last block that is there, or up to the last token",
         "predicted hits that the engine does not have",
     ),
-    "engine-evict": _note("removals not applied, or applied to the wrong copy", "routing to blocks that are gone"),
+    "engine-evict": _note(
+        "removals not applied, or applied to the wrong copy", "routing to blocks that are gone"
+    ),
     "engine-reset": _note("blocks kept after a reset", "the whole index is stale"),
     "engine-skip": _note(
-        "a hit expected for a request that reads no cache (prompt logprobs)", "a wrong expectation of its cost"
+        "a hit expected for a request that reads no cache (prompt logprobs)",
+        "a wrong expectation of its cost",
     ),
     "engine-groups": _note(
         "the KV cache groups' blocks mixed, which share hashes", "blocks of one group taken for another's"

@@ -1,32 +1,37 @@
 """Talks to a line program: lines in, answers out, in order, and never waits for one that does not answer.
 
-Whatever the program does (hang, crash, write rubbish, answer out of order, flood), `exchange` ends: after the last
-answer, after `idle_seconds` without any progress, or at `total_seconds`.
+Whatever the program does (hang, crash, write rubbish, answer out of order, flood, leave others behind that hold its
+output open), `exchange` ends: after the last answer, after `idle_seconds` without any progress, or at
+`total_seconds`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import queue
+import selectors
 import shlex
 import signal
 import subprocess
-import threading
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import IO, Any
+from collections.abc import Generator, Iterator, Sequence
+from itertools import chain
+from typing import IO
 
 from kvhash._errors import UsageError
+
+from .matching import Answer, Matcher, ProgramFault, Question
 
 __all__ = ["Answer", "ProgramError", "ProgramFault", "Question", "exchange"]
 
 _MAX_ANSWER_BYTES = 64 << 20
 _MAX_FAULTS = 20
 _STDERR_KEPT = 4096
+_CHUNK = 1 << 16
+#: How long its end may go unnoticed while what it started holds its output open.
+_TICK_SECONDS = 0.1
+#: What the program wrote before it ended is in the pipe already; this is for what it started.
+_DRAIN_SECONDS = 1.0
 
 
 class ProgramError(UsageError):
@@ -35,40 +40,10 @@ class ProgramError(UsageError):
     code = "program-not-started"
 
 
-@dataclass(frozen=True)
-class Question:
-    """One line to send. ``loose``: its answer may carry null as id, since the line itself may be unreadable."""
-
-    id: str
-    line: bytes
-    loose: bool = False
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What came for a question: the answer's object without ``id``."""
-
-    id: str
-    body: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class ProgramFault:
-    """What the program did wrong; ``id``: the question that it was to answer then, where there is one.
-
-    ``kind``: ``hang``, ``crash``, ``rubbish``, ``out-of-order``, ``extra-answer`` or ``flood``. After ``hang``,
-    ``crash`` and ``flood`` nothing more comes.
-    """
-
-    kind: str
-    message: str
-    id: str | None = None
-
-
 class _Running:
-    """The process, its threads, and when something last happened."""
+    """The process and its three pipes. Nothing here blocks: `turn` waits for at most as long as it is told."""
 
-    def __init__(self, command: str, lines: Sequence[bytes]) -> None:
+    def __init__(self, command: str, lines: Iterator[bytes]) -> None:
         try:
             arguments = shlex.split(command)
         except ValueError as error:
@@ -82,72 +57,148 @@ class _Running:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,
+                bufsize=0,
             )
-        except OSError as error:
-            raise ProgramError(f"{arguments[0]!r} cannot be started: {error.strerror or error}") from None
+        except (OSError, ValueError) as error:
+            said = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise ProgramError(f"{arguments[0]!r} cannot be started: {said}") from None
         self.progress = time.monotonic()
-        self.output: queue.Queue[bytes | None] = queue.Queue(maxsize=10000)
         self.stderr = b""
-        self._stopping = threading.Event()
+        self._lines = lines
+        self._to_write = memoryview(b"")
+        self._unfinished = bytearray()
+        self._heard = self.progress
+        self._ended: float | None = None
         assert self.process.stdin
         assert self.process.stdout
         assert self.process.stderr
-        for target, argument in (
-            (self._write, (self.process.stdin, lines)),
-            (self._read, (self.process.stdout,)),
-            (self._listen, (self.process.stderr,)),
+        self._stdin, self._stdout, self._listened = (
+            self.process.stdin,
+            self.process.stdout,
+            self.process.stderr,
+        )
+        self._selector = selectors.DefaultSelector()
+        for stream, event in (
+            (self._stdin, selectors.EVENT_WRITE),
+            (self._stdout, selectors.EVENT_READ),
+            (self._listened, selectors.EVENT_READ),
         ):
-            threading.Thread(target=target, args=argument, daemon=True).start()
+            os.set_blocking(stream.fileno(), False)
+            self._selector.register(stream, event)
 
-    def _write(self, stdin: IO[bytes], lines: Sequence[bytes]) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            for line in lines:
-                stdin.write(line + b"\n")
-                stdin.flush()
-                self.progress = time.monotonic()
-        with contextlib.suppress(OSError, ValueError):
-            stdin.close()
+    @property
+    def output_ended(self) -> bool:
+        """Whether nothing more can come from its stdout."""
+        return self._stdout.closed
 
-    def _read(self, stdout: IO[bytes]) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            while not self._stopping.is_set():
-                line = stdout.readline(_MAX_ANSWER_BYTES)
-                if not line:
+    def turn(self, seconds: float) -> list[bytes]:
+        """Write and read what can be at once, waiting `seconds` at most; return the lines that are whole now."""
+        lines: list[bytes] = []
+        for key, _ in self._selector.select(max(0.0, seconds)):
+            if key.fileobj is self._stdin:
+                self._write()
+            elif key.fileobj is self._stdout:
+                lines += self._read()
+            else:
+                self.listen()
+        return lines
+
+    def _close(self, stream: IO[bytes]) -> None:
+        if not stream.closed:
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(stream)
+            with contextlib.suppress(OSError):
+                stream.close()
+
+    def _write(self) -> None:
+        if not self._to_write:
+            some = bytearray()
+            for line in self._lines:
+                some += line + b"\n"
+                if len(some) >= _CHUNK:
                     break
-                self._put(line)
-        self._put(None)
-
-    def _put(self, line: bytes | None) -> None:
-        while not self._stopping.is_set():
-            with contextlib.suppress(queue.Full):
-                self.output.put(line, timeout=0.2)
+            self._to_write = memoryview(bytes(some))
+            if not some:
+                self._close(self._stdin)
                 return
+        try:
+            written = os.write(self._stdin.fileno(), self._to_write[:_CHUNK])
+        except BlockingIOError:
+            return
+        except OSError:  # it has closed its input, as it may
+            self._close(self._stdin)
+            return
+        self._to_write = self._to_write[written:]
+        self.progress = time.monotonic()
 
-    def _listen(self, stderr: IO[bytes]) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            while data := stderr.read1(4096):  # type: ignore[attr-defined]
-                self.stderr = (self.stderr + data)[-_STDERR_KEPT:]
+    def _some(self, stream: IO[bytes]) -> bytes | None:
+        """Return what can be read at once; None when there is nothing now, empty at the end."""
+        try:
+            return os.read(stream.fileno(), _CHUNK)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return b""
+
+    def _read(self) -> list[bytes]:
+        data = self._some(self._stdout)
+        if data is None:
+            return []
+        if not data:
+            self._close(self._stdout)
+            return self.rest()
+        self._heard = time.monotonic()
+        *whole, last = data.split(b"\n")
+        if not whole:
+            self._unfinished += last
+            return self.rest() if len(self._unfinished) > _MAX_ANSWER_BYTES else []
+        whole[0] = bytes(self._unfinished) + whole[0]
+        self._unfinished = bytearray(last)
+        return whole
+
+    def rest(self) -> list[bytes]:
+        """Return the line that was begun and has no end yet, if there is one."""
+        rest, self._unfinished = bytes(self._unfinished), bytearray()
+        return [rest] if rest else []
+
+    def listen(self) -> None:
+        """Keep the end of what it says on stderr."""
+        if self._listened.closed:
+            return
+        data = self._some(self._listened)
+        if data:
+            self.stderr = (self.stderr + data)[-_STDERR_KEPT:]
+        elif data is not None:
+            self._close(self._listened)
+
+    def quiet_since_end(self) -> float:
+        """Return for how many seconds nothing has come since the program itself ended; 0 while it runs."""
+        if self.process.poll() is None:
+            return 0.0
+        now = time.monotonic()
+        self._ended = self._ended or now
+        return now - max(self._ended, self._heard)
 
     def stop(self) -> None:
-        """End the program and whatever it started."""
-        self._stopping.set()
+        """End the program and what runs in its session, and close the pipes without waiting for their ends."""
         with contextlib.suppress(OSError):
             os.killpg(self.process.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=5)
-        for stream in (self.process.stdout, self.process.stderr):
-            if stream:
-                with contextlib.suppress(OSError, ValueError):
-                    stream.close()
+        for stream in (self._stdin, self._stdout, self._listened):
+            self._close(stream)
+        self._selector.close()
 
     def ending(self) -> str:
         """Return how the program ended, for people: its status and the end of what it said on stderr."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=2)
+        self.listen()
         status = self.process.poll()
         if status is None:
             how = "it closed its output"
         elif status < 0:
+            how = f"it was ended by signal {-status}"
             with contextlib.suppress(ValueError):
                 how = f"it was ended by {signal.Signals(-status).name}"
         else:
@@ -158,69 +209,55 @@ class _Running:
 
 def exchange(
     command: str, questions: Sequence[Question], *, idle_seconds: float = 10.0, total_seconds: float = 600.0
-) -> Iterator[Answer | ProgramFault]:
+) -> Generator[Answer | ProgramFault, None, None]:
     """Send every question and yield answers and faults as they come. Raises ProgramError.
 
-    `command` is split as a shell would split it, and run without one. Every question has at most one `Answer`.
+    `command` is split as a shell would split it, and run without one. Every question has at most one `Answer`. The
+    program is ended when the iterator is closed: close it (`contextlib.closing`) where it may not be used up.
     """
-    running = _Running(command, [question.line for question in questions])
+    running = _Running(command, (question.line for question in questions))
+    matcher = Matcher(questions)
+    # A fault a question can be honest noise (a log line before each answer); more is a flood.
+    most = _MAX_FAULTS + len(questions)
     try:
-        yield from _answers(running, deque(questions), idle_seconds, total_seconds)
+        end = yield from _answers(running, matcher, most, idle_seconds, total_seconds)
+        yield from chain(matcher.order_faults(), matcher.missing(), [end] if end else [])
     finally:
         running.stop()
 
 
 def _answers(
-    running: _Running, waiting: deque[Question], idle_seconds: float, total_seconds: float
-) -> Iterator[Answer | ProgramFault]:
-    started = answered = time.monotonic()
-    faults = 0
+    running: _Running, matcher: Matcher, most: int, idle_seconds: float, total_seconds: float
+) -> Generator[Answer | ProgramFault, None, ProgramFault | None]:
+    started = last = time.monotonic()
     while True:
-        now = time.monotonic()
         # A program may answer only when it has read everything, so a line that it took is progress too.
-        left = min(started + total_seconds, max(answered, running.progress) + idle_seconds) - now
-        first = waiting[0].id if waiting else None
-        try:
-            line = running.output.get(timeout=max(0.0, left))
-        except queue.Empty:
-            if max(answered, running.progress) + idle_seconds > time.monotonic() < started + total_seconds:
-                continue
-            over = time.monotonic() >= started + total_seconds
-            limit = f"{total_seconds:g} s in all" if over else f"{idle_seconds:g} s"
-            what = "no answer" if waiting else "it did not end"
-            yield ProgramFault("hang", f"{what} within {limit}", first)
-            return
-        if line is None:
-            if waiting:
-                yield ProgramFault("crash", f"no answer: {running.ending()}", first)
-            return
-        answered = time.monotonic()
-        result = _one(line, waiting)
-        yield result
-        faults += isinstance(result, ProgramFault)
-        if faults >= _MAX_FAULTS:
-            yield ProgramFault(
-                "flood", f"stopped reading after {faults} such lines", waiting[0].id if waiting else None
+        last = max(last, running.progress)
+        now = time.monotonic()
+        total, idle = started + total_seconds, last + idle_seconds
+        lines = running.turn(min(total - now, idle - now, _TICK_SECONDS))
+        over = running.output_ended
+        if not over and running.quiet_since_end() >= _DRAIN_SECONDS:
+            # What it started may hold its output open for ever: the end of the output is not waited for.
+            lines, over = lines + running.rest(), True
+        for line in lines:
+            last = time.monotonic()
+            result = matcher.match(line)
+            yield result
+            most -= isinstance(result, ProgramFault)
+            if len(line) > _MAX_ANSWER_BYTES:
+                most = 0
+            if most <= 0:
+                return ProgramFault(
+                    "flood", "stopped reading: too many lines that answer nothing", matcher.next
+                )
+        if over:
+            return (
+                ProgramFault("crash", f"no answer: {running.ending()}", matcher.next)
+                if matcher.next
+                else None
             )
-            return
-
-
-def _one(line: bytes, waiting: deque[Question]) -> Answer | ProgramFault:
-    first = waiting[0].id if waiting else None
-    shown = line[:80].decode("utf-8", "replace").strip()
-    try:
-        body = json.loads(line)
-    except (ValueError, RecursionError):
-        return ProgramFault("rubbish", f"a line that is no JSON: {shown!r}", first)
-    if not isinstance(body, dict) or "id" not in body:
-        return ProgramFault("rubbish", f"a line that is no answer (an object with an id): {shown!r}", first)
-    identity = body.pop("id")
-    if not waiting:
-        return ProgramFault("extra-answer", f"an answer after the last question: {shown!r}")
-    if identity == waiting[0].id or (waiting[0].loose and identity is None):
-        return Answer(waiting.popleft().id, body)
-    for question in waiting:
-        if question.id == identity:
-            waiting.remove(question)
-            return ProgramFault("out-of-order", f"answered {identity!r} before it", first)
-    return ProgramFault("rubbish", f"an answer to no open question: id {str(identity)[:60]!r}", first)
+        if now >= total or (now >= idle and not lines):
+            limit = f"{total_seconds:g} s in all" if now >= total else f"{idle_seconds:g} s"
+            what = "no answer" if matcher.next else "it did not end"
+            return ProgramFault("hang", f"{what} within {limit}", matcher.next)

@@ -8,8 +8,8 @@ For reading, not for speed. One publisher is one data parallel rank of one socke
   has ended; then the rest of the gap is lost and what waited is applied.
 * The first live message may have any number: what was before it is a gap like any other.
 * A number already applied: a replayed one is passed over. A live one with the same payload as before is a
-  duplicate; with another payload the engine was started anew: residency is dropped, and numbering starts at 0; what was missed of
-  the new life is a gap.
+  duplicate; with another payload the engine was started anew: residency is dropped, and numbering starts at 0;
+  what was missed of the new life is a gap.
 * Blocks are counted per medium: stored twice and removed once, a block is still there.
 """
 

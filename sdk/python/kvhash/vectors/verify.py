@@ -14,12 +14,12 @@ from kvhash import BlockHashView, KvHashError, answer, parse_request, resolve_bl
 from kvhash.block_hash import external_hash, json_hash, make_block_hash_with_group_id, parse_hash
 from kvhash.digest import sha256, xxh3_128
 from kvhash.events import decode_batch, encode_batch
-
 from kvhash.events.lines import answer_all_lines, decode_answer
+
 from .engine_model import check_engine
 from .generate_blocks import accumulated, serialized
 from .inputs import expand
-from .load import REQUEST_KINDS, Corpus, VectorFile
+from .load import REQUEST_KINDS, Corpus, VectorFile, read_checksums
 from .stream_model import final_state
 
 __all__ = ["verify", "verify_checksums", "verify_vector"]
@@ -151,16 +151,17 @@ def verify(corpus: Corpus) -> Iterator[tuple[str, list[str]]]:
 
 
 def verify_checksums(root: Path) -> list[str]:
-    """Return the files that SHA256SUMS names and that are missing or differ, and those that it does not name."""
+    """Return the files that SHA256SUMS names and that are missing or differ, and those that it does not name.
+
+    Raises CorpusError when SHA256SUMS itself cannot be read.
+    """
     faults = []
-    named = set()
-    for line in (root / "SHA256SUMS").read_text().splitlines():
-        digest, _, name = line.partition("  ")
-        named.add(name)
+    named = read_checksums(root)
+    for name, digest in named.items():
         path = root / name
         if not path.is_file():
             faults.append(f"{name} is missing")
         elif hashlib.sha256(path.read_bytes()).hexdigest() != digest:
             faults.append(f"{name} differs from its checksum")
     here = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
-    return faults + [f"{name} has no checksum" for name in sorted(here - named - {"SHA256SUMS"})]
+    return faults + [f"{name} has no checksum" for name in sorted(here - named.keys() - {"SHA256SUMS"})]
