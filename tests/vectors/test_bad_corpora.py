@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,13 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kvhash import KvHashError
-from kvhash.vectors import CorpusError, load_corpus
+from kvhash.vectors import Corpus, CorpusError, VectorFile, load_corpus
+from kvhash.vectors.compare import compare
+from kvhash.vectors.conformance import select
+from kvhash.vectors.coverage import gaps
 from kvhash.vectors.generate import _sums
+from kvhash.vectors.shape import check_vector
+from kvhash.vectors.verify import verify_vector
 from kvhash_cli.conformance_cmd import conformance
 from kvhash_cli.vectors_cmd import vectors
 
@@ -239,6 +244,43 @@ def test_two_vectors_of_one_id_are_refused(small: Path) -> None:
     change(small, "external", lambda data: data["vectors"].append(data["vectors"][0]))
     with pytest.raises(CorpusError, match="second vector"):
         load_corpus(small)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the path of every value within a JSON value."""
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, (dict, list)):
+        items = value.items() if isinstance(value, dict) else list(enumerate(value))[:2]
+    for name, item in items:
+        yield (*path, name)
+        yield from places(item, (*path, name))
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_no_change_of_a_vector_is_a_traceback(small: Path, kind: str) -> None:
+    """Whatever field is gone or has another type: loading refuses it, or verifying and covering say so in words."""
+    whole = load_corpus(small)
+    (file,) = [file for file in whole.files if file.kind == kind]
+    refused = told = 0
+    for place in places({name: file.vectors[0][name] for name in file.vectors[0]}):
+        for value in (None, 5, "x", [], {}, ["\ud800"]):
+            vector = json.loads(json.dumps(file.vectors[0]))
+            at = vector
+            for name in place[:-1]:
+                at = at[name]
+            at[place[-1]] = value
+            if check_vector(kind, vector, file.notes):
+                refused += 1
+                continue
+            changed = VectorFile(kind, file.notes, (vector,))
+            told += bool(verify_vector(changed, vector))
+            one = Corpus(small, (changed,))
+            gaps(one)
+            for case in select(one, algorithm=None):
+                for answer in (file.vectors[0]["expected"], {}, {"error": None}, {"batch": {"events": [5]}}):
+                    compare(case.vector, answer)
+    assert refused
+    assert told
 
 
 def test_a_foreign_corpus_prints_nothing_that_commands_a_terminal(small: Path) -> None:

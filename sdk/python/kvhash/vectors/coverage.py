@@ -66,7 +66,8 @@ def algorithms(corpus: Corpus) -> Counter[str]:
     found: Counter[str] = Counter(dict.fromkeys(ALGORITHMS, 0))
     for file, vector in corpus:
         if file.kind in REQUEST_KINDS and vector["result"] != "invalid":
-            found[vector["input"].get("request", {}).get("algorithm", "(in the line)")] += 1
+            name = vector["input"].get("request", {}).get("algorithm")
+            found[name if isinstance(name, str) else "(in the line)"] += 1
     return found
 
 

@@ -15,7 +15,7 @@ from .visible import visible
 
 __all__ = ["KINDS", "REQUEST_KINDS", "check_file", "check_manifest", "check_vector"]
 
-_Release = Annotated[str, msgspec.Meta(pattern=r"\A[0-9]{1,9}(\.[0-9]{1,9}){1,3}\Z")]
+_Release = Annotated[str, msgspec.Meta(pattern=r"\A[0-9]{1,6}(\.[0-9]{1,6}){1,3}\Z")]
 _Hex = Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{2})*\Z")]
 _Decimal = Annotated[str, msgspec.Meta(pattern=r"\A-?[0-9]{1,4000}\Z")]
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
@@ -94,7 +94,7 @@ class _Request(_Expecting):
 
 
 class _Generated(msgspec.Struct):
-    seed: str
+    seed: Annotated[str, msgspec.Meta(pattern=r"\A[ -~]*\Z")]
     count: Annotated[int, msgspec.Meta(ge=0, le=1 << 24)]
     vocabulary: Annotated[int, msgspec.Meta(ge=1)]
 
@@ -195,6 +195,8 @@ def _wrong(value: Any, shape: Any, at: str = "") -> str | None:
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$")
         return visible(f"{what} at ${at}{where.rstrip('`')}")
+    except UnicodeEncodeError:
+        return f"a text holds a lone surrogate, which UTF-8 cannot carry, at ${at}"
     return None
 
 

@@ -141,7 +141,13 @@ def verify_vector(file: VectorFile, vector: Mapping[str, Any]) -> list[str]:
     check = _CHECKS.get(file.kind)
     if check is None:
         return [f"this kvhash knows no vectors of kind {file.kind!r}"]
-    return list(check(vector))
+    try:
+        return list(check(vector))
+    except KvHashError as error:
+        return [f"it cannot be computed: {error}"]
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # Only the fields that all of a kind have are looked at when a corpus is loaded.
+        return [f"its input has not the form of its kind ({type(error).__name__}: {error})"]
 
 
 def verify(corpus: Corpus) -> Iterator[tuple[str, list[str]]]:
