@@ -94,7 +94,14 @@ def test_a_replay_that_repeats_itself_ends() -> None:
     while now < 200 and not any(isinstance(r, Batch) and r.seq == 5 for r in records):
         now += 1
         records += tracker.reply(_reply(2), now) + tracker.tick(now)
-    assert _short([r for r in records if not isinstance(r, Gap)]) == [0, ("Lost", 1, 1), 2, ("Lost", 3, 4), 5]
+    assert _short([r for r in records if not isinstance(r, Gap)]) == [
+        0,
+        ("Lost", 1, 1),
+        2,
+        ("Recovered", 2, 2),
+        ("Lost", 3, 4),
+        5,
+    ]
 
 
 def test_a_replay_longer_than_what_may_be_held() -> None:
