@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvhash import BlockHasher, KvHashError
+from kvhash._errors import UsageError
 from kvhash.events.decode import decode_batch
 from kvhash.events.encode import encode_batch
 from kvhash.events.records import BadMessage, Gap, Lost, Recovered, Restart, Stale
@@ -669,3 +671,88 @@ def test_a_gap_of_which_a_part_is_lost_is_over_when_later_batches_come() -> None
     assert index.knowledge("a").reasons == ("lost",)
     index.apply_record("a", record(16, CLEARED))
     assert index.knowledge("a").exact
+
+
+def test_hashes_of_which_none_can_be_confirmed_make_an_engine_unknown() -> None:
+    """A release that publishes no extra keys, under another seed: 16 blocks without one match are no trust; one is."""
+    settings: dict[str, Any] = {
+        "vllm": "0.11.0",
+        "algorithm": "sha256_cbor",
+        "block_size": SIZE,
+        "hash_seed": "0",
+    }
+    tokens = list(range(SIZE * 20))
+    other = BlockHasher(**{**settings, "hash_seed": "1"}).chain(tokens).external()
+    index = ResidencyIndex(settings={"a": EngineSettings(hashing=settings)})
+    index.apply("a", batch(stored(other[:8], token_ids=tuple(tokens[: 8 * SIZE]))))
+    assert index.knowledge("a").exact
+    index.apply("a", batch(stored(other[8:], other[7], token_ids=tuple(tokens[8 * SIZE :]))))
+    assert (index.knowledge("a").state, index.knowledge("a").reasons) == (State.UNKNOWN, ("hash-unverified",))
+    right = BlockHasher(**settings).chain(tokens).external()
+    index.apply("a", batch(stored(right[:2], token_ids=tuple(tokens[: 2 * SIZE]))))
+    assert index.knowledge("a").exact
+
+
+def test_a_block_size_that_is_a_multiple_of_the_engines_is_found_out() -> None:
+    """Lookups over 8 tokens a hash of an engine that hashes 4 never hit, and the index says that it does not know."""
+    settings: dict[str, Any] = {"vllm": "0.33.0", "block_size": 2 * SIZE}
+    tokens = list(range(SIZE * 20))
+    hashes = BlockHasher(vllm="0.33.0", block_size=SIZE).chain(tokens).external()
+    index = ResidencyIndex(settings={"a": EngineSettings(hashing=settings)})
+    index.apply("a", batch(stored(hashes, token_ids=tuple(tokens), extra_keys=(None,) * 20)))
+    assert index.knowledge("a").state is State.UNKNOWN
+
+
+def test_a_rank_has_no_more_groups_than_an_engine_can_have() -> None:
+    """A publisher that names ever new groups gets 64 of them; the rest scores nothing and is counted."""
+    index = ResidencyIndex()
+    for number in range(70):
+        index.apply("a", batch(stored(H[:1], group_idx=number)))
+    assert index.stats()["unknown_media"] == {"(too many groups)": 6}
+    assert len(index) == 64
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 1 << 70])
+def test_any_number_of_tokens_is_answered(num_tokens: int) -> None:
+    """A prompt without tokens hits nothing that is usable, and a huge number is no error; a negative one is refused."""
+    index = fed(stored(H[:2]))
+    match = one(index, H[:2], num_tokens=num_tokens)
+    assert (match.blocks, match.usable_tokens) == (2, 2 * SIZE if num_tokens > 1 else 0) or not match.blocks
+    with pytest.raises(UsageError):
+        index.longest_prefix(H[:2], num_tokens=-1)
+
+
+def test_a_snapshot_of_wrong_types_is_refused_whole() -> None:
+    """Wrong types anywhere, an unknown tier, depth without end: SnapshotError, and nothing changes."""
+    index = fed(stored(H[:3]))
+    good = msgspec.msgpack.decode(index.snapshot())
+
+    def changed(path: tuple[Any, ...], value: Any) -> bytes:
+        copy = msgspec.msgpack.decode(msgspec.msgpack.encode(good))
+        at = copy
+        for step in path[:-1]:
+            at = at[step]
+        at[path[-1]] = value
+        return msgspec.msgpack.encode(copy)
+
+    rank = ("engines", "a", 0, 1)
+    place = (*rank, "places", 0)
+    for path, value in (
+        (("counts",), 5),
+        (("engines",), []),
+        ((*rank, "ledger", "missing"), 7),
+        ((*rank, "groups"), [[0, 5]]),
+        ((*place, 0, 0), "TAPE"),
+        ((*place, 1, 0, 1), -1),
+        ((*place, 1, 0, 1), 1 << 63),
+        ((*place, 1, 0, 2), "x"),
+        ((*place, 1, 0, 0), None),
+    ):
+        with pytest.raises(SnapshotError):
+            index.load(changed(path, value))
+    with pytest.raises(SnapshotError):
+        index.load(b"\x91" * 100_000 + b"\xc0")
+    assert len(index) == 3
+    small = ResidencyIndex(max_blocks=2)
+    small.load(index.snapshot())
+    assert len(small) <= 2

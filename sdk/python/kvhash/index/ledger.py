@@ -17,6 +17,7 @@ REASONS: Mapping[str, str] = {
     "evicted": "the index dropped blocks of this rank to stay within its bound",
     "gap": "batches are missing, and a replay may still bring them",
     "hash-mismatch": "published hashes are not what the hash settings give",
+    "hash-unverified": "none of the published hashes could be confirmed under the hash settings",
     "joined-late": "the stream was joined after its beginning; what was stored before is not known",
     "lost": "batches were lost for good",
     "never-heard": "no batch of the engine has been applied",
@@ -110,10 +111,9 @@ class Ledger:
 
     def cleared(self) -> None:
         """Heal what a clear heals: everything that is about blocks stored before it."""
-        mismatch = self.faults.get("hash-mismatch")
+        about_hashes = {name: since for name, since in self.faults.items() if name.startswith("hash-")}
         self.faults.clear()
-        if mismatch is not None:
-            self.faults["hash-mismatch"] = mismatch
+        self.faults.update(about_hashes)
 
     def restarted(self) -> None:
         """Begin a new life: number 0 is next, and nothing is wrong."""
@@ -133,7 +133,7 @@ class Ledger:
             reasons = sorted([*reasons, "gap"])
             times += [since for _, _, since in self.missing]
         state = State.DEGRADED if reasons else State.EXACT
-        if "hash-mismatch" in self.faults:
+        if any(reason.startswith("hash-") for reason in self.faults):
             state = State.UNKNOWN
         return Knowledge(state, min(times, default=None), tuple(reasons), self.last_ts)
 

@@ -246,6 +246,8 @@ def longest_prefix(
 
 def _payload(batch: EventBatch) -> bytes:
     """Return a batch as some engine could have published it."""
+    if any(_mixed(event) for event in batch.events):
+        batch = msgspec.structs.replace(batch, events=tuple(map(_as_integers, batch.events)))
     if any(isinstance(event, (UndecodableEvent, UnknownEvent)) for event in batch.events):
         batch = msgspec.structs.replace(batch, events=tuple(map(_stand_in, batch.events)))
     try:
@@ -261,6 +263,25 @@ def _stand_in(event: Any) -> Any:
     if isinstance(event, UndecodableEvent):
         return msgspec.structs.replace(event, raw=_UNDECODABLE)
     return msgspec.structs.replace(event, raw=_UNKNOWN) if isinstance(event, UnknownEvent) else event
+
+
+def _mixed(event: Any) -> bool:
+    """Return whether an event has integers and bytes as hashes, which no message has."""
+    if not isinstance(event, (BlockStored, BlockRemoved)):
+        return False
+    hashes = [*event.block_hashes]
+    if isinstance(event, BlockStored) and event.parent_block_hash is not None:
+        hashes.append(event.parent_block_hash)
+    return len({isinstance(value, bytes) for value in hashes}) > 1
+
+
+def _as_integers(event: Any) -> Any:
+    if not _mixed(event):
+        return event
+    changes: dict[str, Any] = {"block_hashes": tuple(map(low64, event.block_hashes))}
+    if isinstance(event, BlockStored) and event.parent_block_hash is not None:
+        changes["parent_block_hash"] = low64(event.parent_block_hash)
+    return msgspec.structs.replace(event, **changes)
 
 
 def _narrow(event: Any) -> Any:

@@ -30,6 +30,12 @@ from .types import EngineSettings, PrefixMatch
 
 __all__ = ["Group", "Place", "RankMap", "check_block"]
 
+#: Why a block may be not derivable though the settings are right, or because they are wrong: where this is so of
+#: `_ENOUGH` blocks and not one was confirmed, nothing says that lookups can hit.
+_TELLING = ("extra-keys-unpublished", "block-size", "parent-mismatch", "unknown-parent")
+_ENOUGH = 16
+#: KV cache groups that one rank may have: an engine has a handful; who names ever new ones gets no more.
+_MAX_GROUPS = 64
 #: How many names of unknown media are counted apart.
 _MAX_NAMES = 64
 
@@ -84,7 +90,9 @@ class RankMap:
         self.settings = settings
         self._verifier = None if settings.hashing is None else Verifier(**settings.hashing)
         self._verified = 0
+        self._confirmed = self._unconfirmed = 0
         self.ledger.faults.pop("hash-mismatch", None)
+        self.ledger.faults.pop("hash-unverified", None)
         for number, given in settings.groups.items():
             self.groups[number] = Group(
                 {self._order[0]: given.block_size},
@@ -165,14 +173,32 @@ class RankMap:
             if check.verdict == "mismatch":
                 self.counts["mismatches"] += 1
                 self.ledger.fault("hash-mismatch", now)
+            elif check.verdict == "match":
+                self._confirmed += 1
+                self.ledger.faults.pop("hash-unverified", None)
+            elif check.reason in _TELLING:
+                self._unconfirmed += 1
+        unknown = not self._confirmed and self._unconfirmed >= _ENOUGH
+        if unknown and "hash-mismatch" not in self.ledger.faults:
+            self.ledger.fault("hash-unverified", now)
 
     def _tier(self, medium: str | None, count: bool) -> str | None:
         name = "GPU" if medium is None else medium.upper()
         tier = self._tiers.get(name)
         if tier is None and count:
-            known = name in self.unknown_media or len(self.unknown_media) < _MAX_NAMES
-            self.unknown_media[name if known else "(other)"] += 1
+            self._count_medium(name)
         return tier
+
+    def _count_medium(self, name: str) -> None:
+        known = name in self.unknown_media or len(self.unknown_media) < _MAX_NAMES
+        self.unknown_media[name if known else "(other)"] += 1
+
+    def _is_one_too_many(self, group: int) -> bool:
+        """Return whether this would be one group more than an engine has; counted as a medium that is not known."""
+        if group in self.groups or len(self.groups) < _MAX_GROUPS:
+            return False
+        self._count_medium("(too many groups)")
+        return True
 
     def place_of(self, event: BlockStored | BlockRemoved, *, count: bool = True) -> Place | None:
         """Return where an event's blocks are; None, and (if `count`) counted, where that scores nothing."""
@@ -191,6 +217,8 @@ class RankMap:
             if isinstance(event, (BlockStored, BlockRemoved)):
                 place = self.place_of(event)
                 if place is not None and isinstance(event, BlockStored):
+                    if self._is_one_too_many(place.group):
+                        continue
                     self._learn(place, event)
                 if place is not None:
                     self.counts[_COUNTED[type(event)]] += len(event.block_hashes)
@@ -207,7 +235,7 @@ class RankMap:
 
     def _store(self, event: BlockStored, now: float) -> None:
         place = self.place_of(event)
-        if place is None:
+        if place is None or self._is_one_too_many(place.group):
             return
         tier, number = place.tier, place.group
         self._learn(place, event)
@@ -360,7 +388,7 @@ class RankMap:
             if end > length:
                 remote[tier] = (end - length) // unit
         usable = length
-        limit = request.num_tokens if num_tokens is None else min(request.num_tokens, num_tokens - 1)
+        limit = request.num_tokens if num_tokens is None else min(request.num_tokens, max(0, num_tokens - 1))
         if self.settings.use_eagle or length > limit:
             usable = 0 if device is None else device.longest(limit, use_eagle=self.settings.use_eagle)
             for tier in self._order[1:]:

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -106,7 +106,7 @@ class ResidencyIndex:
         Where the native core is built this is the fast way in. Raises EventDecodeError for the first that is no batch;
         those before it are applied.
         """
-        todo = list(payloads)
+        todo = [bytes(payload) for payload in payloads]
         fast = native_module() is not None and self._settings.get(engine, EngineSettings()).hashing is None
         at = 0
         while at < len(todo):
@@ -209,6 +209,10 @@ class ResidencyIndex:
         last token to compute. Of an engine's ranks the one with most usable tokens answers. Blocks are matched by
         hash alone, and a hash covers adapter, salt and images: those of another adapter never match.
         """
+        if num_tokens is not None:
+            if num_tokens < 0:
+                raise UsageError(f"a prompt has at least 0 tokens, got {num_tokens}", at="$.num_tokens")
+            num_tokens = min(num_tokens, 1 << 62)
         if native_module() is not None:
             if self._native is None:
                 self._native = {name: native_ranks(ranks) for name, ranks in self._engines.items()}
@@ -321,21 +325,56 @@ class ResidencyIndex:
         changes nothing.
         """
         try:
-            value = msgspec.msgpack.decode(data)
-            if value["format"] != _FORMAT:
-                raise SnapshotError(f"expected a snapshot of form {_FORMAT!r}, got {value['format']!r:.40}")
-            counts = Counter[str](value["counts"])
+            value = msgspec.msgpack.decode(data, type=_Snapshot)
+            if value.format != _FORMAT:
+                raise SnapshotError(f"expected a snapshot of form {_FORMAT!r}, got {value.format!r:.40}")
+            counts = Counter[str](value.counts)
             engines: dict[str, dict[int | None, RankMap]] = {}
-            for engine, ranks in value["engines"].items():
+            for engine, ranks in value.engines.items():
                 settings = self._settings.get(engine, EngineSettings())
                 engines[engine] = {
-                    number: _restored(make_rank_map(self.tiers, settings), dumped, self._clock())
+                    number: self._restored(make_rank_map(self.tiers, settings), dumped)
                     for number, dumped in ranks
                 }
-        except (msgspec.MsgspecError, KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
             raise SnapshotError(f"the bytes are no snapshot of an index: {error}") from None
         self._counts, self._engines, self._native = counts, engines, None
-        self._size = sum(rank.size for ranks in engines.values() for rank in ranks.values())
+        self._size = 0
+        self._grown(sum(rank.size for ranks in engines.values() for rank in ranks.values()), self._clock())
+
+    def _restored(self, rank: RankMap, dumped: _DumpedRank) -> RankMap:
+        for place, _ in dumped.places:
+            if place[0] not in self._order:
+                raise ValueError(f"a place has the tier {place[0]!r:.40}, and this index has {self._order}")
+        rank.restore(msgspec.to_builtins(dumped, builtin_types=(bytes,)))
+        rank.ledger.fault("restored", self._clock())
+        return rank
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _DumpedLedger(msgspec.Struct, forbid_unknown_fields=True):
+    seq: _Count | None
+    ts: float | None
+    expected: _Count | None
+    faults: dict[str, float]
+    missing: list[tuple[_Count, _Count, float]]
+    heard: bool
+
+
+class _DumpedRank(msgspec.Struct, forbid_unknown_fields=True):
+    ledger: _DumpedLedger
+    counts: dict[str, int]
+    media: dict[str, _Count]
+    groups: list[tuple[int, dict[str, _Count], _Count, str | None, _Count | None, _Count | None]]
+    places: list[tuple[tuple[str, bool, int], list[tuple[int, int, int, bytes | None, bool]]]]
+
+
+class _Snapshot(msgspec.Struct, forbid_unknown_fields=True):
+    format: str
+    counts: dict[str, int]
+    engines: dict[str, list[tuple[int | None, _DumpedRank]]]
 
 
 def better_match(one: PrefixMatch, other: PrefixMatch) -> PrefixMatch:
@@ -362,12 +401,6 @@ def worst_knowledge(each: Sequence[Knowledge]) -> Knowledge:
 
 def _fullest(rank: RankMap) -> int:
     return rank.fullest
-
-
-def _restored(rank: RankMap, dumped: Mapping[str, Any], now: float) -> RankMap:
-    rank.restore(dumped)
-    rank.ledger.fault("restored", now)
-    return rank
 
 
 def _joined(one: HotPrefix, other: HotPrefix) -> HotPrefix:

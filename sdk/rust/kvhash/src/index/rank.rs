@@ -8,6 +8,8 @@ use crate::block_hash::BlockHash;
 use crate::events::{BlockRemoved, BlockStored, Event, EventBatch, HashValue, Integer, Value};
 use crate::function::{HashFunction, Scratch};
 
+/// KV cache groups that one rank may have: an engine has a handful, and a publisher that names ever new ones gets no more.
+const MAX_GROUPS: usize = 64;
 /// How many names of unknown media are counted apart.
 const MAX_NAMES: usize = 64;
 
@@ -365,6 +367,10 @@ impl RankMap {
     fn store(&mut self, event: &BlockStored<'_>, signals: &mut Vec<Signal>) {
         let Some(tier) = self.tier(event.medium) else { return };
         let number = event.group_idx.map_or(0, Integer::value);
+        if !self.groups.contains_key(&number) && self.groups.len() >= MAX_GROUPS {
+            self.count_medium("(too many groups)", 1);
+            return;
+        }
         let dense = self.is_dense(event);
         let (count, tokens) = (event.block_hashes.len(), event.token_ids.len());
         let size = if dense { (tokens / count) as u64 } else { event.block_size };
