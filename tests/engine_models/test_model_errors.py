@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from engine_ref.loop import EngineLoop, Output
+from engine_ref.loop import EngineLoop
+from engine_ref.report import Output, StepReport
 from engine_ref.request import RequestStatus
 from kvhash import KvHashError
 
@@ -167,7 +168,8 @@ def test_the_loop_stays_up_after_a_failed_request(shelf: ModelShelf) -> None:
     import queue
 
     engine = make_engine(shelf.folder("llama"))
-    loop = EngineLoop(engine.core)
+    heard: queue.Queue[StepReport] = queue.Queue()
+    loop = EngineLoop(engine.core, heard.put)
     loop.start()
     bad = engine.request("bad", [0, 0], prompt_embeds=broken_embeddings(engine, 2, 1))
     good = engine.request("good", [1, 2], max_tokens=2)
@@ -175,12 +177,13 @@ def test_the_loop_stays_up_after_a_failed_request(shelf: ModelShelf) -> None:
         (bad, RequestStatus.FINISHED_ERROR),
         (good, RequestStatus.FINISHED_LENGTH_CAPPED),
     ):
-        heard: queue.Queue[Output] = queue.Queue()
-        loop.submit(request, heard.put)
-        outputs = [heard.get(timeout=30)]
-        while not outputs[-1].finished:
-            outputs.append(heard.get(timeout=30))
-        assert outputs[-1].status is status
+        loop.submit(request)
+        outputs: list[Output] = []
+        while not any(output.finish_reason for output in outputs):
+            outputs += heard.get(timeout=30).outputs
+        assert [output.request_id for output in outputs if output.finish_reason] == [request.request_id]
+        assert request.status is status
+    assert loop.alive
     assert loop.close()
 
 
