@@ -260,6 +260,14 @@ def test_command_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
     assert (line["engine"], line["outcome"], line["basis"]) == ("e0", "ok", "load")
 
 
+@pytest.mark.parametrize("field", ["tokenizer", "chat_template"])
+def test_names_that_no_file_can_have_are_refused(field: str) -> None:
+    """A NUL in the name of a tokenizer or template is an error of the configuration, with its place."""
+    with pytest.raises(ConfigError) as caught:
+        PromptHasher("m", ModelConfig(hash=HashSettings(hash_seed="0"), **{field: "a\0b"}))
+    assert caught.value.at == f"$.models.m.{field}"
+
+
 def test_demonstration_runs() -> None:
     """The README's command finds in the second turns what the first ones left."""
     done = subprocess.run(

@@ -140,6 +140,9 @@ class _Own:
             except KvHashError as error:
                 self._metrics.config_errors.inc()
                 _log.error("the new configuration cannot be used, the old one stays: %s", error)
+            except Exception:  # whatever it is, the next file is read
+                self._metrics.config_errors.inc()
+                _log.exception("the new configuration cannot be used, the old one stays")
             else:
                 _log.warning("%s was read again: %d engines", file, len(config.engines))
 
@@ -209,7 +212,7 @@ class _Own:
 def _stamp(file: Path) -> tuple[int, int, int] | None:
     try:
         stat = file.stat()
-    except OSError:
+    except (OSError, ValueError):
         return None
     return stat.st_mtime_ns, stat.st_size, stat.st_ino
 

@@ -142,11 +142,12 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Read a JSON file; raises ConfigError."""
         try:
             data = Path(path).read_bytes()
-        except OSError as error:
-            raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
+        except (OSError, ValueError) as error:
+            said = error.strerror if isinstance(error, OSError) else None
+            raise ConfigError(f"cannot read {path}: {said or error}") from None
         try:
             config = msgspec.json.decode(data, type=cls)
-        except (msgspec.MsgspecError, UnicodeError) as error:
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise ConfigError(f"{path}: {error}") from None
         return config.checked()
 

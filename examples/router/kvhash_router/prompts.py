@@ -68,11 +68,17 @@ class PromptHasher:
         try:
             if config.tokenizer is not None:
                 self._tokenizer = Tokenizer(config.tokenizer)
-            if config.chat_template is not None:
-                self._template = Path(config.chat_template).read_text(encoding="utf-8")
         except KvHashError as error:
             raise ConfigError(error.message, at=f"{at}.tokenizer") from None
-        except (OSError, UnicodeError) as error:
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"cannot load the tokenizer: {error}", at=f"{at}.tokenizer") from None
+        try:
+            if config.chat_template is not None:
+                self._template = Path(config.chat_template).read_text(encoding="utf-8")
+        except (
+            OSError,
+            ValueError,
+        ) as error:  # a name with a NUL is a ValueError, as is text that is not UTF-8
             raise ConfigError(f"cannot read the template: {error}", at=f"{at}.chat_template") from None
 
     def plan(self, body: Mapping[str, Any], adapter: str | None, *, body_bytes: int = 0) -> Plan:
