@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import json
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -181,9 +182,14 @@ class _Own:
         )
 
     async def _answer_where(self, http: Request) -> Response:
+        limit, data = self._router.config.proxy.max_body_bytes, bytearray()
+        async for piece in http.stream():
+            data += piece
+            if len(data) > limit:
+                return _bad(413, f"the body has more than the {limit} bytes that are read")
         try:
-            body = await http.json()
-        except ValueError as error:
+            body = json.loads(bytes(data))
+        except (ValueError, RecursionError) as error:
             return _bad(400, f"the body is not JSON: {error}")
         if not isinstance(body, dict):
             return _bad(400, "expected a JSON object")
@@ -191,7 +197,7 @@ class _Own:
         served = self._router.config.model_of(name if isinstance(name, str) else None)
         if served is None:
             return _bad(404, f"the model {name!r} does not exist")
-        survey = await self._router.survey(*served, body, len(await http.body()))
+        survey = await self._router.survey(*served, body, len(data))
         decision = self._router.choose(survey)
         if decision is None:
             return _bad(503, f"there is no engine of {served[0]!r}")

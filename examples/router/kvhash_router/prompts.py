@@ -21,6 +21,10 @@ from .config import ConfigError, ModelConfig
 __all__ = ["HashedPrompt", "Plan", "PromptHasher"]
 
 
+#: More output tokens than any request makes; larger numbers do not fit a float.
+_MOST_TOKENS = 1 << 40
+
+
 @dataclass(frozen=True, slots=True)
 class HashedPrompt:
     """One prompt: its tokens, and the hash of every full block of `span` tokens."""
@@ -122,7 +126,7 @@ def _max_tokens(body: Mapping[str, Any]) -> int | None:
     for name in ("max_completion_tokens", "max_tokens"):
         value = body.get(name)
         if type(value) is int and value > 0:
-            return value
+            return min(value, _MOST_TOKENS)
     return None
 
 
