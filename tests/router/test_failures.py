@@ -139,6 +139,50 @@ def test_an_engines_own_error_is_passed_on_and_not_retried() -> None:
         assert sum(len(one.requests) for one in served) == 1
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_requests_at_an_engine_that_goes_down_are_made_elsewhere(stream: bool) -> None:
+    """Health checks that fail take an engine's unanswered requests from it at once; it is said to be down."""
+    health = HealthConfig(interval_s=0.1, timeout_s=0.2)
+    healthy = threading.Event()
+    healthy.set()
+
+    async def silent(writer: asyncio.StreamWriter, _: dict[str, Any]) -> None:
+        healthy.clear()
+        await asyncio.sleep(600)
+
+    with stubs(silent, answers) as served:
+        served[0].healthy = healthy.is_set
+        with router(served, health=health, policy=policy(strategy="round-robin")) as running:
+            began = time.monotonic()
+            first = [running.complete(PROMPT, stream=stream) for _ in range(2)]
+            assert [answer.headers["x-kvhash-engine"] for answer in first] == ["s1", "s1"]
+            assert time.monotonic() - began < 10
+            state = running.state("s0")
+            assert (state["up"], state["knowledge"]) == (False, "unknown")
+            assert state["reason"].startswith("down: health check")
+            assert running.where(PROMPT)["down"] == ["s0"]
+            assert served[0].hung_up.wait(DEADLINE_S)
+            healthy.set()
+            wait_for(lambda: running.state("s0")["up"], "the engine to be back")
+
+
+def test_request_stays_where_no_other_engine_is_up() -> None:
+    """An engine that seems down but is the only one keeps its requests: the check may be wrong."""
+    healthy = threading.Event()
+    healthy.set()
+
+    async def slow(writer: asyncio.StreamWriter, value: dict[str, Any]) -> None:
+        healthy.clear()
+        await asyncio.sleep(1)
+        await answers(writer, value)
+
+    with stubs(slow) as served:
+        served[0].healthy = healthy.is_set
+        with router(served, health=HealthConfig(interval_s=0.1, timeout_s=0.2)) as running:
+            assert running.complete(PROMPT).status_code == 200
+            assert not running.state("s0")["up"]
+
+
 def raw(status: str, body: bytes, *fields: bytes) -> bytes:
     """Return an answer as bytes, whatever they are."""
     head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n".encode()

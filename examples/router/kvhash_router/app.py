@@ -181,6 +181,10 @@ class _Own:
             }
         )
 
+    def _is_up(self, name: str) -> bool:
+        engine = self._router.fleet.engines.get(name)
+        return engine is not None and engine.up
+
     async def _answer_where(self, http: Request) -> Response:
         limit, data = self._router.config.proxy.max_body_bytes, bytearray()
         async for piece in http.stream():
@@ -210,6 +214,7 @@ class _Own:
                 "matched_tokens": {
                     one.candidate.engine: one.candidate.matched_tokens for one in decision.scored
                 },
+                "down": [name for name in survey.matched_tokens if not self._is_up(name)],
                 "cost_s": {one.candidate.engine: one.cost for one in decision.scored},
             }
         )

@@ -97,6 +97,7 @@ class _Exchange:
     decision: Decision | None = None
     attempts: list[dict[str, str]] = field(default_factory=list)
     started: bool = False
+    gone: bool = False
     first_byte_s: float | None = None
     status: int | None = None
     usage: dict[str, Any] | None = None
@@ -167,7 +168,7 @@ class Proxy:
         try:
             await asyncio.wait((job, watch), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            gone = watch.done()
+            gone = exchange.gone = watch.done() or not job.done()
             watch.cancel()
             if not job.done():
                 job.cancel()
@@ -233,7 +234,36 @@ class Proxy:
             await exchange.refuse(503, f"there is no engine of {survey.plan.model!r}", "engine_error")
 
     async def _attempt(self, exchange: _Exchange, ticket: Ticket) -> None:
-        """Pass the request to the ticket's engine; raises _TryAgainError when it fails before the first byte."""
+        """Pass the request to the ticket's engine; raises _TryAgainError when it fails before the first byte.
+
+        So does an engine that goes down before it answers, where another one is up.
+        """
+        task, left = asyncio.current_task(), False
+
+        def leave() -> None:
+            nonlocal left
+            if task is not None and not left and not exchange.started and self._elsewhere(exchange, ticket):
+                left = True
+                task.cancel()
+
+        ticket.engine.leaving.add(leave)
+        try:
+            await self._ask(exchange, ticket)
+        except asyncio.CancelledError:
+            if not left or exchange.gone:
+                raise
+            raise _TryAgainError(f"it went down: {ticket.engine.last_failure}") from None
+        finally:
+            ticket.engine.leaving.discard(leave)
+
+    def _elsewhere(self, exchange: _Exchange, ticket: Ticket) -> bool:
+        """Whether another attempt is left, and an engine that is up to make it at."""
+        if len(exchange.attempts) >= self._router.config.proxy.retries:
+            return False
+        tried = [ticket.engine.name, *(attempt["engine"] for attempt in exchange.attempts)]
+        return any(one.up for one in self._router.fleet.available(ticket.engine.config.model, excluded=tried))
+
+    async def _ask(self, exchange: _Exchange, ticket: Ticket) -> None:
         engine = ticket.engine
         query = f"?{exchange.query.decode('latin-1')}" if exchange.query else ""
         headers = [pair for pair in exchange.headers if pair[0] not in _DROPPED and pair[0] != "x-request-id"]
