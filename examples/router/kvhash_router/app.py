@@ -249,6 +249,7 @@ def _view_json(view: EngineView) -> dict[str, Any]:
         "url": view.url,
         "model": view.model,
         "up": view.up,
+        "down": None if view.up else view.last_failure,
         "last_failure": view.last_failure,
         "knowledge": view.known.knowledge.value,
         "reason": view.known.reason,

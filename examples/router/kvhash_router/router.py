@@ -229,7 +229,7 @@ class Router:
                 engine.requests,
                 round(engine.queued_tokens, 1),
                 round(speeds[engine.name], 1),
-                one if engine.up else Known(Knowledge.UNKNOWN, f"down: {engine.last_failure}"),
+                one,
                 follower.verification(),
                 dict(follower.records),
                 follower.last_record_at,
