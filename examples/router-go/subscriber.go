@@ -19,6 +19,8 @@ type Source struct {
 	Engine, Events, Replay string
 	// ReplayTimeout bounds one replay; 0 is 5 s.
 	ReplayTimeout time.Duration
+	// Ready is called once, when what was published before has been asked for; nil: not.
+	Ready func()
 }
 
 type message struct {
@@ -40,6 +42,9 @@ func Follow(ctx context.Context, source Source, index *Index) error {
 	}
 	follower := follower{ctx: ctx, source: source, index: index}
 	follower.fill(endSeq) // what was published before
+	if source.Ready != nil {
+		source.Ready()
+	}
 	for {
 		received, err := socket.Recv()
 		if ctx.Err() != nil {

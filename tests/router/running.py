@@ -115,6 +115,8 @@ class StubEngine:
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.headers: list[dict[str, str]] = []
         self.hung_up = threading.Event()
+        #: Whether a health check is answered; else its connection is broken off.
+        self.healthy: Callable[[], bool] = lambda: True
         self._behave = behave
         self._loop = asyncio.new_event_loop()
         ready = threading.Event()
@@ -152,6 +154,9 @@ class StubEngine:
             body = await reader.readexactly(length)
             path = head.split(" ")[1]
             if path == "/health":
+                if not self.healthy():
+                    writer.transport.abort()
+                    return
                 writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
             else:
                 value = json.loads(body)

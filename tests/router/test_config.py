@@ -50,6 +50,29 @@ ENGINE: dict[str, Any] = {"url": "http://127.0.0.1:1"}
             "without an endpoint of events",
         ),
         ({"models": MODELS, "engines": [{**ENGINE, "ranks": 0}]}, "at least 1 rank"),
+        ({"models": MODELS, "engines": [{**ENGINE, "ranks": 10**9}]}, "$.engines[0].ranks"),
+        *(
+            ({"models": MODELS, "engines": [{"url": url}]}, "$.engines[0].url")
+            for url in (
+                "http://",
+                "http://[::1",
+                "http://h:99999",
+                "http://h:abc",
+                "http://a b",
+                "http://h?x=1",
+            )
+        ),
+        *(
+            ({"models": MODELS, "engines": [{**ENGINE, "name": name}]}, "$.engines[0].name")
+            for name in ("\u65e5\u672c", "caf\u00e9", "a\nb", "a ")
+        ),
+        *(
+            ({"models": {"m": {"hash": {"hash_seed": seed}}}}, "$.models.m.hash.hash_seed")
+            for seed in ("abc", "-1", "4294967296", "1.0", "Random")
+        ),
+        ({"models": MODELS, "proxy": {"max_body_bytes": -1}}, "$.proxy.max_body_bytes"),
+        ({"models": MODELS, "proxy": {"read_timeout_s": 1e300}}, "$.proxy"),
+        ({"models": MODELS, "health": {"interval_s": 1e300}}, "$.health"),
         ({"models": MODELS, "engine": []}, "unknown field `engine`"),
         ({"models": {"m": {"hash": {"algorithm": "md5"}}}}, "$.models.m.hash"),
         ({"models": {"m": {"hash": {"algorithm": "xxhash"}}}}, "random"),
@@ -89,6 +112,12 @@ def test_names_are_filled_in_and_requests_find_their_model() -> None:
     assert config.model_of("sql") == ("m", "sql")
     assert config.model_of(None) == ("m", None)
     assert config.model_of("x") is None
+
+
+def test_seeds_that_an_environment_can_have() -> None:
+    """`random`, and every integer of 32 bits, however it is written."""
+    for seed in (None, "", "random", "0", "007", "4294967295"):
+        RouterConfig(models={"m": ModelConfig(hash=HashSettings(hash_seed=seed))}).checked()
 
 
 def test_engine_flag() -> None:
@@ -223,6 +252,12 @@ def test_usage_is_read_from_the_last_event_that_has_one() -> None:
         ("--engine", "http://h:1", "--decision-log", "/nonexistent/log"),
         ("--engine", "http://h:1", "--host", "203.0.113.1"),
         ("--port", "x"),
+        ("--engine", "http://h:1", "--port", "99999"),
+        ("--engine", "http://h:1", "--port", "-1"),
+        ("--engine", "http://h:1", "--host", "a" * 70),
+        ("--engine", "http://h:1", "--host", "\u65e5\u672c.."),
+        ("--engine", "http://h:1", "--host", "a\0b"),
+        ("--engine", "http://h:1,name=\u65e5\u672c"),
     ],
 )
 def test_command_line_refuses_in_one_line(
@@ -258,6 +293,14 @@ def test_command_serves_until_it_is_told_to_end(tmp_path: Path) -> None:
     line = json.loads(log.read_text())
     assert line["prompts"][0]["tokens"] == list(range(40))
     assert (line["engine"], line["outcome"], line["basis"]) == ("e0", "ok", "load")
+
+
+@pytest.mark.parametrize("field", ["tokenizer", "chat_template"])
+def test_names_that_no_file_can_have_are_refused(field: str) -> None:
+    """A NUL in the name of a tokenizer or template is an error of the configuration, with its place."""
+    with pytest.raises(ConfigError) as caught:
+        PromptHasher("m", ModelConfig(hash=HashSettings(hash_seed="0"), **{field: "a\0b"}))
+    assert caught.value.at == f"$.models.m.{field}"
 
 
 def test_demonstration_runs() -> None:

@@ -7,12 +7,14 @@ import itertools
 import json
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import httpx
 import pytest
 from kvhash_router.config import HealthConfig, ProxyConfig
+from kvhash_router.decision_log import DecisionLog
 from kvhash_router.residency import StoreUnavailableError
 
 from kvhash.index import ResidencyIndex
@@ -135,6 +137,147 @@ def test_an_engines_own_error_is_passed_on_and_not_retried() -> None:
         answer = running.complete(PROMPT)
         assert (answer.status_code, answer.json()["error"]["message"]) == (500, "my own")
         assert sum(len(one.requests) for one in served) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_requests_at_an_engine_that_goes_down_are_made_elsewhere(stream: bool) -> None:
+    """Health checks that fail take an engine's unanswered requests from it at once; it is said to be down."""
+    health = HealthConfig(interval_s=0.1, timeout_s=0.2)
+    healthy = threading.Event()
+    healthy.set()
+
+    async def silent(writer: asyncio.StreamWriter, _: dict[str, Any]) -> None:
+        healthy.clear()
+        await asyncio.sleep(600)
+
+    with stubs(silent, answers) as served:
+        served[0].healthy = healthy.is_set
+        with router(served, health=health, policy=policy(strategy="round-robin")) as running:
+            began = time.monotonic()
+            first = [running.complete(PROMPT, stream=stream) for _ in range(2)]
+            assert [answer.headers["x-kvhash-engine"] for answer in first] == ["s1", "s1"]
+            assert time.monotonic() - began < 10
+            state = running.state("s0")
+            assert not state["up"]
+            assert state["down"].startswith("health check")
+            assert running.where(PROMPT)["down"] == ["s0"]
+            assert served[0].hung_up.wait(DEADLINE_S)
+            healthy.set()
+            wait_for(lambda: running.state("s0")["up"], "the engine to be back")
+
+
+def test_request_stays_where_no_other_engine_is_up() -> None:
+    """An engine that seems down but is the only one keeps its requests: the check may be wrong."""
+    healthy = threading.Event()
+    healthy.set()
+
+    async def slow(writer: asyncio.StreamWriter, value: dict[str, Any]) -> None:
+        healthy.clear()
+        await asyncio.sleep(1)
+        await answers(writer, value)
+
+    with stubs(slow) as served:
+        served[0].healthy = healthy.is_set
+        with router(served, health=HealthConfig(interval_s=0.1, timeout_s=0.2)) as running:
+            assert running.complete(PROMPT).status_code == 200
+            assert not running.state("s0")["up"]
+
+
+def raw(status: str, body: bytes, *fields: bytes) -> bytes:
+    """Return an answer as bytes, whatever they are."""
+    head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n".encode()
+    return head + b"".join(field + b"\r\n" for field in fields) + b"\r\n" + body
+
+
+DEEP = b"[" * 100_000
+HUGE = b"9" * 400
+STREAM = b"Content-Type: text/event-stream"
+DONE = b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "stream"),
+    [
+        (raw("200 OK", b"{}", b"X-A: \xe6\x97\xa5\xe6\x9c\xac"), 200, False),
+        (raw("200 OK", b"{}", b"X-A: \xe9"), 200, False),
+        (raw("200 OK", DEEP), 200, False),
+        (raw("200 OK", b'{"usage":{"prompt_tokens":%s,"completion_tokens":%s}}' % (HUGE, HUGE)), 200, False),
+        (
+            raw("200 OK", b'{"usage":{"prompt_tokens":5,"prompt_tokens_details":{"cached_tokens":-5}}}'),
+            200,
+            False,
+        ),
+        (
+            raw(
+                "200 OK", b'{"usage":{"prompt_tokens":5,"prompt_tokens_details":{"cached_tokens":%s}}}' % HUGE
+            ),
+            200,
+            False,
+        ),
+        (raw("999 X", b"{}"), 502, False),
+        (raw("099 X", b"{}"), 502, False),
+        (raw("200 OK", event("x") + b'data: {"usage":' + DEEP + b"\n\n" + DONE, STREAM), 200, True),
+        (raw("200 OK", event("x") + DONE, STREAM, b"X-A: \xe6\x97\xa5"), 200, True),
+        (
+            raw("200 OK", event("x") + b'data: {"usage":{"completion_tokens":%s}}\n\n' % HUGE + DONE, STREAM),
+            200,
+            True,
+        ),
+    ],
+    ids=[
+        "header-utf-8",
+        "header-latin-1",
+        "nested",
+        "huge-numbers",
+        "negative-cached",
+        "huge-cached",
+        "status-999",
+        "status-099",
+        "stream-nested",
+        "stream-header",
+        "stream-huge",
+    ],
+)
+def test_whatever_an_engine_answers_is_passed_on_or_a_clear_error(
+    said: bytes, status: int, stream: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Odd headers, numbers, nesting and statuses: no exception, the body is whole, and the log has its line."""
+
+    async def odd(writer: asyncio.StreamWriter, _: dict[str, Any]) -> None:
+        writer.write(said)
+
+    file = tmp_path / "log"
+    with stubs(odd) as served, router(served, app={"decision_log": DecisionLog(str(file))}) as running:
+        answer = running.complete([1, 2, 3], stream=stream)
+        assert answer.status_code == status
+        if status == 200:
+            assert answer.content == said.partition(b"\r\n\r\n")[2]
+            field = next((one for one in said.split(b"\r\n") if one.startswith(b"X-A: ")), b"X-A: ")
+            assert dict(answer.headers.raw).get(b"X-A", b"") == field[5:]
+        else:
+            assert answer.json()["error"]["type"] == "engine_error"
+    (line,) = file.read_text().splitlines()
+    assert json.loads(line)["status"] == status
+    assert json.loads(line)["cached_tokens"] is None
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_whatever_a_client_sends_is_answered(caplog: pytest.LogCaptureFixture) -> None:
+    """Numbers that no float holds, nesting without end and bodies above the limit are no error of the router."""
+    huge = b'{"prompt":[1,2,3],"max_tokens":1%s}' % (b"0" * 400)
+    with stubs(answers) as served, router(served, proxy=ProxyConfig(max_body_bytes=150_000)) as running:
+        for path, body, status in (
+            ("/v1/completions", huge, 200),
+            ("/debug/residency", huge, 200),
+            ("/v1/completions", DEEP, 400),
+            ("/debug/residency", DEEP, 400),
+            ("/debug/residency", b'{"prompt":' + DEEP, 400),
+            ("/v1/completions", b" " * 150_001, 413),
+            ("/debug/residency", b" " * 150_001, 413),
+        ):
+            answer = running.client.post(path, content=body)
+            assert answer.status_code == status, (path, body[:20])
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 @pytest.mark.parametrize("behaviour", [dies_within_an_event, ends_without_done])

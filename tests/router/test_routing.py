@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from kvhash_router.config import AdapterConfig, EngineConfig, HashSettings, ModelConfig
+from kvhash_router.config import AdapterConfig, EngineConfig, HashSettings, ModelConfig, RouterConfig
 from kvhash_router.decision_log import DecisionLog
 
 import kvhash.events.publisher
@@ -448,3 +448,31 @@ def test_engines_come_and_go_with_the_file(fleet: list[EngineProcess], tmp_path:
         write("e0", "e1")
         wait_for(lambda: running_pair(running) == {"e0", "e1"}, "e0 to come back")
         wait_for(lambda: running.where(prompt)["matched_tokens"] == {"e0": 192, "e1": 0}, "e0's replay")
+
+
+def test_watching_outlives_any_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A name with a NUL, endless nesting and an unforeseen error are counted; the next file is read."""
+    file = tmp_path / "router.json"
+    good: dict[str, Any] = {"models": {"demo": {"hash": {"algorithm": "sha256_cbor", "hash_seed": "0"}}}}
+    bad = {"models": {"demo": {"chat_template": "a\0b"}}}
+    file.write_text(json.dumps(good))
+    engine = {"url": "http://127.0.0.1:1", "name": "late"}
+    with router([], app={"config_file": file}) as running:
+
+        def errors() -> float:
+            return running.metric("kvhash_router_config_errors_total")
+
+        file.write_text(json.dumps(bad))
+        wait_for(lambda: errors() == 1, "the name to be refused")
+        file.write_bytes(b'{"models":{"demo":' + b'{"hash":' * 100_000)
+        wait_for(lambda: errors() == 2, "the nested file to be refused")
+        with monkeypatch.context() as patched:
+
+            def breaks(_: Any) -> RouterConfig:
+                raise ZeroDivisionError
+
+            patched.setattr(RouterConfig, "load", breaks)
+            file.write_text(json.dumps(good) + " ")
+            wait_for(lambda: errors() == 3, "the error to be counted")
+        file.write_text(json.dumps({**good, "engines": [engine]}))
+        wait_for(lambda: running_pair(running) == {"late"}, "the good file")

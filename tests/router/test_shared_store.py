@@ -191,3 +191,22 @@ def test_router_that_ends_is_followed_by_the_other(store: Store) -> None:
         two.complete(second)
         wait_for(lambda: matched(two, second) == {"e0": 192}, "the blocks, by whoever is left")
         assert two.state("e0")["knowledge"] == "exact"
+
+
+@pytest.mark.parametrize("how", ["restarted", "flushed", "expired"])
+def test_store_that_loses_its_content_is_filled_while_nothing_happens(store: Store, how: str) -> None:
+    """A store that is empty again, without a question that it did not answer, is filled without any new event."""
+    prompt = [9, *range(200)]
+    with engines(1) as started, router(started, residency=make_residency(shared(store))) as running:
+        running.complete(prompt)
+        wait_for(lambda: matched(running, prompt) == {"e0": 192}, "the blocks")
+        if how == "restarted":
+            store.stop()
+            store.start()
+        elif how == "flushed":
+            store.client.flushall()
+        else:  # all but who writes
+            keys = [key for key in store.client.scan_iter() if not key.startswith(b"kvhash-router:")]
+            store.client.delete(*keys)
+        wait_for(lambda: matched(running, prompt) == {"e0": 192}, "the blocks again", seconds=10)
+        wait_for(lambda: running.state("e0")["knowledge"] == "exact", "exact knowledge")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import json
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -140,6 +141,9 @@ class _Own:
             except KvHashError as error:
                 self._metrics.config_errors.inc()
                 _log.error("the new configuration cannot be used, the old one stays: %s", error)
+            except Exception:  # whatever it is, the next file is read
+                self._metrics.config_errors.inc()
+                _log.exception("the new configuration cannot be used, the old one stays")
             else:
                 _log.warning("%s was read again: %d engines", file, len(config.engines))
 
@@ -177,10 +181,19 @@ class _Own:
             }
         )
 
+    def _is_up(self, name: str) -> bool:
+        engine = self._router.fleet.engines.get(name)
+        return engine is not None and engine.up
+
     async def _answer_where(self, http: Request) -> Response:
+        limit, data = self._router.config.proxy.max_body_bytes, bytearray()
+        async for piece in http.stream():
+            data += piece
+            if len(data) > limit:
+                return _bad(413, f"the body has more than the {limit} bytes that are read")
         try:
-            body = await http.json()
-        except ValueError as error:
+            body = json.loads(bytes(data))
+        except (ValueError, RecursionError) as error:
             return _bad(400, f"the body is not JSON: {error}")
         if not isinstance(body, dict):
             return _bad(400, "expected a JSON object")
@@ -188,7 +201,7 @@ class _Own:
         served = self._router.config.model_of(name if isinstance(name, str) else None)
         if served is None:
             return _bad(404, f"the model {name!r} does not exist")
-        survey = await self._router.survey(*served, body, len(await http.body()))
+        survey = await self._router.survey(*served, body, len(data))
         decision = self._router.choose(survey)
         if decision is None:
             return _bad(503, f"there is no engine of {served[0]!r}")
@@ -201,6 +214,7 @@ class _Own:
                 "matched_tokens": {
                     one.candidate.engine: one.candidate.matched_tokens for one in decision.scored
                 },
+                "down": [name for name in survey.matched_tokens if not self._is_up(name)],
                 "cost_s": {one.candidate.engine: one.cost for one in decision.scored},
             }
         )
@@ -209,7 +223,7 @@ class _Own:
 def _stamp(file: Path) -> tuple[int, int, int] | None:
     try:
         stat = file.stat()
-    except OSError:
+    except (OSError, ValueError):
         return None
     return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
@@ -235,6 +249,7 @@ def _view_json(view: EngineView) -> dict[str, Any]:
         "url": view.url,
         "model": view.model,
         "up": view.up,
+        "down": None if view.up else view.last_failure,
         "last_failure": view.last_failure,
         "knowledge": view.known.knowledge.value,
         "reason": view.known.reason,

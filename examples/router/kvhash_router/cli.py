@@ -59,7 +59,13 @@ __all__ = ["main"]
     "--log-tokens", is_flag=True, help="Log whole request lines, with token ids, instead of hashes alone."
 )
 @click.option("--host", default="127.0.0.1", show_default=True)
-@click.option("--port", default=8080, show_default=True, help="0 lets the system choose; the log says which.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8080,
+    show_default=True,
+    help="0 lets the system choose; the log says which.",
+)
 def cli(
     config_file: Path | None,
     host: str,
@@ -88,8 +94,9 @@ def cli(
         config = _from_flags(**flags)
     try:
         bound = _bind(host, port)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+    except (OSError, TypeError, ValueError) as error:  # the last two: what no name of a host has
+        said = error.strerror if isinstance(error, OSError) else None
+        raise ConfigError(f"cannot listen on {host!a}, port {port}: {said or error}") from None
     with bound:
         log = None if decision_log is None else DecisionLog(decision_log, with_tokens=log_tokens)
         _serve(make_app(config, config_file=config_file, decision_log=log), bound, host)
@@ -113,7 +120,7 @@ def _bind(host: str, port: int) -> socket.socket:
     try:
         bound.bind((host, port))
         bound.listen(2048)
-    except OSError:
+    except BaseException:
         bound.close()
         raise
     return bound

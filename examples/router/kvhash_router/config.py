@@ -6,8 +6,10 @@ or an engine of an unknown model is an error that says where.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -29,6 +31,12 @@ __all__ = [
     "RouterConfig",
     "parse_engine_flag",
 ]
+
+
+#: A day: a longer time between two checks, or silence, is a mistake.
+_LONGEST_S = 86_400
+#: Ranks behind one address: each is followed by a connection of its own.
+_MOST_RANKS = 1024
 
 
 class ConfigError(KvHashError):
@@ -142,11 +150,12 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Read a JSON file; raises ConfigError."""
         try:
             data = Path(path).read_bytes()
-        except OSError as error:
-            raise ConfigError(f"cannot read {path}: {error.strerror or error}") from None
+        except (OSError, ValueError) as error:
+            said = error.strerror if isinstance(error, OSError) else None
+            raise ConfigError(f"cannot read {path}: {said or error}") from None
         try:
             config = msgspec.json.decode(data, type=cls)
-        except (msgspec.MsgspecError, UnicodeError) as error:
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise ConfigError(f"{path}: {error}") from None
         return config.checked()
 
@@ -172,20 +181,32 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         _check_policy(self.policy)
         if self.proxy.retries < 0 or min(self.proxy.connect_timeout_s, self.proxy.read_timeout_s) <= 0:
             raise ConfigError("expected timeouts above 0 and a number of retries of at least 0", at="$.proxy")
+        if self.proxy.max_body_bytes < 1:
+            raise ConfigError("expected at least 1 byte", at="$.proxy.max_body_bytes")
         if self.health.failures < 1 or min(self.health.interval_s, self.health.timeout_s) <= 0:
             raise ConfigError("expected times above 0 and at least 1 failure", at="$.health")
+        for place, times in (
+            ("$.proxy", (self.proxy.connect_timeout_s, self.proxy.read_timeout_s)),
+            ("$.health", (self.health.interval_s, self.health.timeout_s)),
+        ):
+            if max(times) > _LONGEST_S:
+                raise ConfigError(f"expected times of at most {_LONGEST_S:,} s", at=place)
         return msgspec.structs.replace(self, engines=engines)
 
     def _engine(self, engine: EngineConfig, place: int) -> EngineConfig:
         at = f"$.engines[{place}]"
-        if not engine.url.startswith(("http://", "https://")):
-            raise ConfigError(f"expected an http:// or https:// address, got {engine.url!r}", at=f"{at}.url")
+        if not _is_address(engine.url):
+            raise ConfigError(
+                f"expected an http:// or https:// address with a host, got {engine.url!r}", at=f"{at}.url"
+            )
         model = engine.model or (next(iter(self.models)) if len(self.models) == 1 else "")
         if model not in self.models:
             known = ", ".join(self.models)
             raise ConfigError(f"the engine's model is {model!r}; expected one of: {known}", at=f"{at}.model")
         if engine.ranks < 1:
             raise ConfigError(f"expected at least 1 rank, got {engine.ranks}", at=f"{at}.ranks")
+        if engine.ranks > _MOST_RANKS:
+            raise ConfigError(f"expected at most {_MOST_RANKS} ranks, got {engine.ranks}", at=f"{at}.ranks")
         if engine.events is None and engine.replay is not None:
             raise ConfigError("a replay endpoint without an endpoint of events", at=f"{at}.replay")
         try:
@@ -197,6 +218,9 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(str(error), at=at) from None
         url = engine.url.rstrip("/")
         name = engine.name or url.partition("://")[2]
+        # It is sent in a header, and a label of the metrics and of the log.
+        if not (name.isascii() and name.isprintable()) or name != name.strip():
+            raise ConfigError(f"expected a name of printable ASCII characters, got {name!a}", at=f"{at}.name")
         return msgspec.structs.replace(engine, url=url, model=model, name=name)
 
     def model_of(self, served: str | None) -> tuple[str, str | None] | None:
@@ -211,6 +235,27 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return next(((name, served) for name, model in self.models.items() if served in model.adapters), None)
 
 
+def _is_address(url: str) -> bool:
+    """Whether a URL is http or https, with a host, a port that can be and no query."""
+    try:
+        parts = urlsplit(url)
+        wrong_port = parts.port == 0  # .port raises for one that is no number up to 65535
+    except ValueError:
+        return False
+    plain = url.isascii() and url.isprintable() and " " not in url
+    return (
+        plain
+        and parts.scheme in ("http", "https")
+        and bool(parts.hostname)
+        and not (wrong_port or parts.query or parts.fragment)
+    )
+
+
+def _is_seed(text: str) -> bool:
+    # As CPython reads it, by strtoul: spaces before it and a plus sign pass.
+    return bool(re.fullmatch(r"\s*\+?[0-9]{1,40}", text, re.ASCII)) and int(text) < 2**32
+
+
 def _check_hash(model: ModelConfig, at: str) -> None:
     try:
         contract = Contract.for_vllm(model.hash.vllm)
@@ -218,6 +263,12 @@ def _check_hash(model: ModelConfig, at: str) -> None:
     except KvHashError as error:
         place = (error.at or "$").replace("$", f"{at}.hash", 1)
         raise ConfigError(error.message, at=place) from None
+    seed = model.hash.hash_seed
+    if seed not in (None, "", "random") and not _is_seed(seed):
+        raise ConfigError(
+            f"Python starts with no PYTHONHASHSEED but 'random' or an integer from 0 to 4294967295, got {seed!r:.60}",
+            at=f"{at}.hash.hash_seed",
+        )
     if model.offload_chunk_blocks is not None and model.offload_chunk_blocks < 1:
         raise ConfigError("expected at least 1 block a chunk", at=f"{at}.offload_chunk_blocks")
     for name in model.adapters:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kvhash.block_hash import ChainValue
@@ -41,6 +41,8 @@ class EngineState:
     queued_tokens: float = 0.0
     requests: int = 0
     held: Counter[ChainValue] = field(default_factory=Counter)
+    #: Called when it goes down.
+    leaving: set[Callable[[], None]] = field(default_factory=set, compare=False)
 
     @property
     def name(self) -> str:

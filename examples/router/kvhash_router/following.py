@@ -2,7 +2,7 @@
 
 It begins with a replay from the start, so an engine that ran before the router did is known too; what its buffer no
 longer holds is a loss, and the engine's knowledge degraded. It begins again, from nothing, when the engine's process
-was gone and is back, and when a store that did not answer does.
+was gone and is back, and when a store that did not answer does, or that lost what it held.
 """
 
 from __future__ import annotations
@@ -153,6 +153,11 @@ class EngineFollower:
                 if self._residency.shared and time.monotonic() > held_at + _LEASE_CHECK_S:
                     if self._residency.hold(self.engine.name) != writing:
                         return  # from now on, or no longer, this router writes
+                    if writing and self._residency.lost(self.engine.name):
+                        _log.warning(
+                            "the shared index lost what engine %s holds, it is read again", self.engine.name
+                        )
+                        return
                     held_at = time.monotonic()
 
     def _take(self, record: Record, writing: bool) -> None:

@@ -75,6 +75,8 @@ class HealthChecker:
         if engine.up and engine.failures >= self._config.failures:
             engine.up = False
             _log.warning("engine %s is down: %s", engine.name, reason)
+            for leave in list(engine.leaving):
+                leave()
 
     def gone(self, engine: EngineState, reason: str) -> None:
         """Take an engine that refuses connections for down at once."""

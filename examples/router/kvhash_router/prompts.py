@@ -21,6 +21,10 @@ from .config import ConfigError, ModelConfig
 __all__ = ["HashedPrompt", "Plan", "PromptHasher"]
 
 
+#: More output tokens than any request makes; larger numbers do not fit a float.
+_MOST_TOKENS = 1 << 40
+
+
 @dataclass(frozen=True, slots=True)
 class HashedPrompt:
     """One prompt: its tokens, and the hash of every full block of `span` tokens."""
@@ -68,11 +72,17 @@ class PromptHasher:
         try:
             if config.tokenizer is not None:
                 self._tokenizer = Tokenizer(config.tokenizer)
-            if config.chat_template is not None:
-                self._template = Path(config.chat_template).read_text(encoding="utf-8")
         except KvHashError as error:
             raise ConfigError(error.message, at=f"{at}.tokenizer") from None
-        except (OSError, UnicodeError) as error:
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"cannot load the tokenizer: {error}", at=f"{at}.tokenizer") from None
+        try:
+            if config.chat_template is not None:
+                self._template = Path(config.chat_template).read_text(encoding="utf-8")
+        except (
+            OSError,
+            ValueError,
+        ) as error:  # a name with a NUL is a ValueError, as is text that is not UTF-8
             raise ConfigError(f"cannot read the template: {error}", at=f"{at}.chat_template") from None
 
     def plan(self, body: Mapping[str, Any], adapter: str | None, *, body_bytes: int = 0) -> Plan:
@@ -116,7 +126,7 @@ def _max_tokens(body: Mapping[str, Any]) -> int | None:
     for name in ("max_completion_tokens", "max_tokens"):
         value = body.get(name)
         if type(value) is int and value > 0:
-            return value
+            return min(value, _MOST_TOKENS)
     return None
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 import uuid
 from collections.abc import Iterable
@@ -30,6 +31,8 @@ from .router import Router, Survey
 from .sse import EventCutter, error_event, is_done, usage_in
 
 __all__ = ["Proxy"]
+
+_log = logging.getLogger(__name__)
 
 #: Hop-by-hop fields, and those that are written anew.
 _DROPPED = frozenset(
@@ -55,6 +58,8 @@ _RANK = "x-data-parallel-rank"
 _UNAVAILABLE = frozenset((502, 503, 504))
 
 
+#: No request has more tokens; what an engine reports beyond is not counted.
+_MOST_TOKENS = 1 << 40
 #: What an engine's connection raises.
 _FAILURES = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
 
@@ -92,6 +97,7 @@ class _Exchange:
     decision: Decision | None = None
     attempts: list[dict[str, str]] = field(default_factory=list)
     started: bool = False
+    gone: bool = False
     first_byte_s: float | None = None
     status: int | None = None
     usage: dict[str, Any] | None = None
@@ -103,8 +109,8 @@ class _Exchange:
         self.started = True
         self.status = status
         self.first_byte_s = time.monotonic() - self.began
-        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-        raw.append((b"x-request-id", self.request_id.encode("latin-1", "replace")))
+        raw = [(_bytes(name), _bytes(value)) for name, value in headers]
+        raw.append((b"x-request-id", self.request_id.encode("latin-1", "replace")))  # it came as Latin-1
         await self.send({"type": "http.response.start", "status": status, "headers": raw})
 
     async def write(self, data: bytes, *, more: bool) -> None:
@@ -162,7 +168,7 @@ class Proxy:
         try:
             await asyncio.wait((job, watch), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            gone = watch.done()
+            gone = exchange.gone = watch.done() or not job.done()
             watch.cancel()
             if not job.done():
                 job.cancel()
@@ -181,7 +187,10 @@ class Proxy:
             exchange.outcome = "client-gone"
             raise
         finally:
-            self._account(exchange)
+            try:
+                self._account(exchange)
+            except Exception:  # what is said of a request must not change its answer
+                _log.exception("the request %s could not be accounted for", exchange.request_id)
 
     async def _survey(self, exchange: _Exchange) -> Survey:
         try:
@@ -225,7 +234,36 @@ class Proxy:
             await exchange.refuse(503, f"there is no engine of {survey.plan.model!r}", "engine_error")
 
     async def _attempt(self, exchange: _Exchange, ticket: Ticket) -> None:
-        """Pass the request to the ticket's engine; raises _TryAgainError when it fails before the first byte."""
+        """Pass the request to the ticket's engine; raises _TryAgainError when it fails before the first byte.
+
+        So does an engine that goes down before it answers, where another one is up.
+        """
+        task, left = asyncio.current_task(), False
+
+        def leave() -> None:
+            nonlocal left
+            if task is not None and not left and not exchange.started and self._elsewhere(exchange, ticket):
+                left = True
+                task.cancel()
+
+        ticket.engine.leaving.add(leave)
+        try:
+            await self._ask(exchange, ticket)
+        except asyncio.CancelledError:
+            if not left or exchange.gone:
+                raise
+            raise _TryAgainError(f"it went down: {ticket.engine.last_failure}") from None
+        finally:
+            ticket.engine.leaving.discard(leave)
+
+    def _elsewhere(self, exchange: _Exchange, ticket: Ticket) -> bool:
+        """Whether another attempt is left, and an engine that is up to make it at."""
+        if len(exchange.attempts) >= self._router.config.proxy.retries:
+            return False
+        tried = [ticket.engine.name, *(attempt["engine"] for attempt in exchange.attempts)]
+        return any(one.up for one in self._router.fleet.available(ticket.engine.config.model, excluded=tried))
+
+    async def _ask(self, exchange: _Exchange, ticket: Ticket) -> None:
         engine = ticket.engine
         query = f"?{exchange.query.decode('latin-1')}" if exchange.query else ""
         headers = [pair for pair in exchange.headers if pair[0] not in _DROPPED and pair[0] != "x-request-id"]
@@ -243,6 +281,10 @@ class Proxy:
             ) as response:
                 if response.status in _UNAVAILABLE:
                     raise _TryAgainError(f"status {response.status}")
+                if not 200 <= response.status <= 599:
+                    raise _TryAgainError(
+                        f"an answer with the status {response.status}, which HTTP does not have"
+                    )
                 if response.headers.get("content-type", "").startswith("text/event-stream"):
                     await self._pass_stream(exchange, ticket, response)
                 else:
@@ -264,7 +306,7 @@ class Proxy:
             exchange.outcome = "ok"
             try:
                 answer = json.loads(body)
-            except ValueError:
+            except (ValueError, RecursionError):
                 answer = None
             usage = answer.get("usage") if isinstance(answer, dict) else None
             if isinstance(usage, dict):
@@ -325,11 +367,11 @@ class Proxy:
     def _measure(self, exchange: _Exchange, ticket: Ticket, *, streamed: bool) -> None:
         usage = exchange.usage or {}
         uncached = ticket.uncached_tokens
-        cached, prompt = _cached_tokens(usage), usage.get("prompt_tokens")
-        if cached is not None and isinstance(prompt, int):
-            uncached = float(prompt - cached)
-        output = usage.get("completion_tokens")
-        if not isinstance(output, int):
+        cached, prompt = _cached_tokens(usage), _count(usage.get("prompt_tokens"))
+        if cached is not None and prompt is not None:
+            uncached = float(max(0, prompt - cached))
+        output = _count(usage.get("completion_tokens"))
+        if output is None:
             output = ticket.generated
         ticket.finished(uncached_tokens=uncached, output_tokens=output, streamed=streamed)
 
@@ -402,12 +444,22 @@ def _text(error: BaseException) -> str:
 def _cached_tokens(usage: dict[str, Any]) -> int | None:
     details = usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    return cached if isinstance(cached, int) else None
+    return _count(cached)
+
+
+def _count(value: Any) -> int | None:
+    """Return a number of tokens that an engine reports, or None where it is none that can be."""
+    return value if type(value) is int and 0 <= value <= _MOST_TOKENS else None
 
 
 def _response_headers(response: aiohttp.ClientResponse) -> list[tuple[str, str]]:
     dropped = {*_DROPPED, "date", "server", "x-request-id"}
     return [(name, value) for name, value in response.headers.items() if name.lower() not in dropped]
+
+
+def _bytes(text: str) -> bytes:
+    """Return a field as it came: aiohttp reads UTF-8 with surrogates for other bytes; ASGI's own are Latin-1."""
+    return text.encode("utf-8", "surrogateescape")
 
 
 def _length(body: bytes) -> tuple[str, str]:

@@ -68,6 +68,10 @@ class Store(Protocol):
         """Take or keep the right to write for an engine."""
         ...
 
+    def lost(self, engine: str) -> bool:
+        """Return whether the store has lost what this router wrote for an engine."""
+        ...
+
     def release(self, engine: str) -> None:
         """Give it up."""
         ...
@@ -158,6 +162,10 @@ class Residency:
         """Return whether this router writes for an engine, taking that right where it is free."""
         store = self._store
         return True if store is None else bool(self._call(lambda: store.hold(engine)))
+
+    def lost(self, engine: str) -> bool:
+        """Return whether the store has lost what this router wrote for an engine."""
+        return self._store is not None and self._store.lost(engine)
 
     def begin(self, engine: str, *, forget: bool) -> None:
         """Begin to write for an engine, from the start of its stream."""

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import redis
 
 from kvhash.block_hash import ChainValue
+from kvhash.events.records import Batch
 from kvhash.index import EngineSettings, Knowledge, PrefixMatch
 from kvhash.index.shared import SharedResidencyIndex
 
@@ -23,12 +24,12 @@ __all__ = ["SharedStore"]
 
 _T = TypeVar("_T")
 _RETRY_S = 0.1
-# KEYS: the lease. ARGV: who, ms. Answers 1 where who has it now.
+# KEYS: the lease. ARGV: who, ms. Answers 1 where who had it and keeps it, 2 where who has it from now on, else 0.
 _HOLD = """
 local holder = redis.call('GET', KEYS[1])
 if holder and holder ~= ARGV[1] then return 0 end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
-return 1
+return holder and 1 or 2
 """
 
 
@@ -52,6 +53,9 @@ class SharedStore:
         self._settings: dict[str, EngineSettings] = {}
         self._reader = self._index()
         self._writers: dict[str, SharedResidencyIndex] = {}
+        # Engines with batches in the store, and those whose lease or state was gone from it.
+        self._written: set[str] = set()
+        self._lost: set[str] = set()
 
     def _index(self) -> SharedResidencyIndex:
         return SharedResidencyIndex(
@@ -75,7 +79,24 @@ class SharedStore:
 
     def hold(self, engine: str) -> bool:
         """Take or keep the right to write for an engine; returns whether this router has it."""
-        return bool(self._ask(self._hold, keys=[self._lease(engine)], args=[self._me, self._lease_ms]))
+        held = int(self._ask(self._hold, keys=[self._lease(engine)], args=[self._me, self._lease_ms]))
+        forgotten = held == 2 and engine in self._writers
+        if held and engine in self._written:
+            forgotten = forgotten or not self._answered(self._reader, self._ranks(engine))
+        if forgotten:
+            self._lost.add(engine)
+        return bool(held)
+
+    def _ranks(self, engine: str) -> list[int | None]:
+        ranks: list[int | None] = self._ask(self._reader.ranks, engine)
+        return ranks
+
+    def lost(self, engine: str) -> bool:
+        """Return whether the store forgot, since `begin`, that this router writes for an engine, or what it wrote.
+
+        So it does that was emptied, or stopped for so short a time that nobody asked it meanwhile.
+        """
+        return engine in self._lost
 
     def release(self, engine: str) -> None:
         """Give up the right to write."""
@@ -88,6 +109,8 @@ class SharedStore:
         What the store learned from the middle of the stream is dropped, since all that can be had comes now.
         """
         self._writers[engine] = self._index()
+        self._written.discard(engine)
+        self._lost.discard(engine)
         if forget or "joined-late" in self.knowledge(engine).reasons:
             self.remove(engine)
 
@@ -101,6 +124,8 @@ class SharedStore:
         """Take in a subscriber's record."""
         index = self._writers[engine]
         self._answered(index, self._ask(index.apply_record, engine, record))
+        if isinstance(record, Batch):
+            self._written.add(engine)
 
     def longest_prefix(
         self,

@@ -45,7 +45,7 @@ def usage_in(events: bytes) -> dict[str, Any] | None:
         if line.startswith(b"data:") and b'"usage"' in line:
             try:
                 usage = json.loads(line[5:]).get("usage")
-            except (ValueError, AttributeError):
+            except (ValueError, AttributeError, RecursionError):
                 continue
             if isinstance(usage, dict):
                 return usage

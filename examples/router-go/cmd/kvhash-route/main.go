@@ -13,8 +13,11 @@ import (
 	"flag"
 	"fmt"
 	"math/rand"
+	"net"
 	"os"
+	"strconv"
 	"strings"
+	"time"
 
 	kvhash "github.com/kvhash/kvhash/sdk/go"
 
@@ -28,10 +31,34 @@ func (s *sources) String() string { return fmt.Sprint(*s) }
 func (s *sources) Set(text string) error {
 	name, endpoints, found := strings.Cut(text, "=")
 	events, replay, _ := strings.Cut(endpoints, ",")
-	if !found || name == "" || events == "" {
+	if !found || name == "" || events == "" || strings.Count(endpoints, ",") > 1 {
 		return fmt.Errorf("expected NAME=EVENTS[,REPLAY], got %q", text)
 	}
+	for _, endpoint := range strings.Split(endpoints, ",") {
+		if err := connectable(endpoint); err != nil {
+			return err
+		}
+	}
+	for _, other := range *s {
+		if other.Engine == name {
+			return fmt.Errorf("two engines are named %q", name)
+		}
+	}
 	*s = append(*s, router.Source{Engine: name, Events: events, Replay: replay})
+	return nil
+}
+
+// connectable says why nothing can be connected to an endpoint.
+func connectable(endpoint string) error {
+	if path, found := strings.CutPrefix(endpoint, "ipc://"); found && path != "" {
+		return nil
+	}
+	address, found := strings.CutPrefix(endpoint, "tcp://")
+	host, port, err := net.SplitHostPort(address)
+	number, wrong := strconv.ParseUint(port, 10, 16)
+	if !found || err != nil || host == "" || host == "*" || wrong != nil || number == 0 {
+		return fmt.Errorf("expected tcp://HOST:PORT or ipc://PATH that can be connected to, got %q", endpoint)
+	}
 	return nil
 }
 
@@ -60,6 +87,7 @@ func main() {
 	algorithm := flag.String("prefix-caching-hash-algo", "sha256", "")
 	seed := flag.String("hash-seed", "", "PYTHONHASHSEED of the engines; left out: unset")
 	blockSize := flag.Int("block-size", 16, "tokens of a block")
+	wait := flag.Duration("wait", 6*time.Second, "the longest wait for the engines' replays before the first answer")
 	flag.Parse()
 	options := kvhash.Options{VLLM: *vllm, Algorithm: *algorithm, BlockSize: *blockSize}
 	flag.Visit(func(given *flag.Flag) {
@@ -68,6 +96,9 @@ func main() {
 		}
 	})
 	hasher, err := kvhash.NewHasher(options)
+	if err == nil && *blockSize < 1 {
+		err = fmt.Errorf("expected a -block-size of at least 1, got %d", *blockSize)
+	}
 	if err == nil && len(engines) == 0 {
 		err = fmt.Errorf("expected at least one -engine")
 	}
@@ -78,14 +109,18 @@ func main() {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	index := router.NewIndex()
+	ready := make(chan string, 2*len(engines))
 	for _, source := range engines {
+		source.Ready = func() { ready <- source.Engine }
 		go func() {
+			defer source.Ready() // one that cannot be followed is not waited for
 			if err := router.Follow(ctx, source, index); err != nil && ctx.Err() == nil {
 				fmt.Fprintf(os.Stderr, "engine %s is not followed: %v\n", source.Engine, err)
 				index.Remove(source.Engine)
 			}
 		}()
 	}
+	waitFor(ready, len(engines), *wait)
 	input, output := bufio.NewReaderSize(os.Stdin, 1<<20), json.NewEncoder(os.Stdout)
 	for {
 		line, err := input.ReadBytes('\n')
@@ -100,10 +135,36 @@ func main() {
 	}
 }
 
+// waitFor returns when so many engines are ready, or the longest wait is over.
+func waitFor(ready <-chan string, count int, longest time.Duration) {
+	deadline, seen := time.After(longest), map[string]bool{}
+	for len(seen) < count {
+		select {
+		case engine := <-ready:
+			seen[engine] = true
+		case <-deadline:
+			return
+		}
+	}
+}
+
 func route(line []byte, hasher *kvhash.Hasher, engines sources, index *router.Index) answer {
 	var asked question
 	if err := json.Unmarshal(line, &asked); err != nil {
 		return answer{Error: err.Error()}
+	}
+	if len(asked.Tokens) == 0 {
+		return answer{Error: "expected at least one token in \"tokens\""}
+	}
+	for engine, speed := range asked.Speed {
+		if speed <= 0 {
+			return answer{Error: fmt.Sprintf("expected a speed above 0 for %q, got %g", engine, speed)}
+		}
+	}
+	for engine, queued := range asked.Queued {
+		if queued < 0 {
+			return answer{Error: fmt.Sprintf("expected queued tokens of at least 0 for %q, got %g", engine, queued)}
+		}
 	}
 	keys := kvhash.Keys{CacheSalt: asked.CacheSalt}
 	if asked.Lora != nil {
@@ -119,7 +180,7 @@ func route(line []byte, hasher *kvhash.Hasher, engines sources, index *router.In
 	var candidates []router.Candidate
 	for _, source := range engines {
 		name, speed := source.Engine, asked.Speed[source.Engine]
-		if speed <= 0 {
+		if speed == 0 {
 			speed = 10_000
 		}
 		result.Matched[name] = index.LongestPrefix(name, hashes[:usable]) * hasher.Span()
