@@ -37,7 +37,12 @@ class EngineLoop:
         self.core = core
         self._deliver = deliver
         self._rank = rank
-        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        # What is to be done, and what is done instead once the thread has ended.
+        self._inbox: queue.SimpleQueue[tuple[Callable[[], None], Callable[[], None]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._ended = False
+        self._lock = threading.Lock()
         self._counted = _Counted()
         self._begun: set[str] = set()
         self._idle = False
@@ -62,7 +67,7 @@ class EngineLoop:
             except ValueError as error:  # its id is taken
                 self._report([_error(request.request_id, str(error))])
 
-        self._inbox.put(add)
+        self._put(add, lambda: self._answer_stopped([request.request_id]))
 
     def abort(self, request_id: str) -> None:
         """End a request whose client is gone; a finished one is passed over."""
@@ -71,11 +76,14 @@ class EngineLoop:
             ended = self.core.abort([request_id])
             self._report([self._output(request, []) for request in ended], ended)
 
-        self._inbox.put(end)
+        self._put(end, lambda: None)
 
     def refuse(self, request_id: str, message: str) -> None:
         """Answer a request that could not be made with an error."""
-        self._inbox.put(lambda: self._report([_error(request_id, message, refused=True)]))
+        self._put(
+            lambda: self._report([_error(request_id, message, refused=True)]),
+            lambda: self._answer_stopped([request_id]),
+        )
 
     def reset_prefix_cache(
         self, *, reset_running_requests: bool = False, reset_external: bool = False
@@ -93,7 +101,10 @@ class EngineLoop:
         return self.call(reset)
 
     def call(self, function: Callable[[], _T]) -> Future[_T]:
-        """Run a function between two steps, in the engine's thread; the future holds what it returned."""
+        """Run a function between two steps, in the engine's thread; the future holds what it returned.
+
+        Once the thread has ended it holds a RuntimeError.
+        """
         future: Future[_T] = Future()
 
         def run() -> None:
@@ -102,7 +113,7 @@ class EngineLoop:
             except Exception as error:
                 future.set_exception(error)
 
-        self._inbox.put(run)
+        self._put(run, lambda: future.set_exception(RuntimeError("the engine has stopped")))
         return future
 
     def close(self, *, timeout: float = 10.0) -> bool:
@@ -112,7 +123,29 @@ class EngineLoop:
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
+    def _put(self, job: Callable[[], None], otherwise: Callable[[], None]) -> None:
+        with self._lock:
+            if not self._ended:
+                self._inbox.put((job, otherwise))
+                return
+        otherwise()
+
+    def _answer_stopped(self, request_ids: Sequence[str], message: str = "the engine has stopped") -> None:
+        outputs = [_error(request_id, message, stopped=True) for request_id in request_ids]
+        self._deliver(StepReport(self._rank, outputs, EngineStats()))
+
     def _run(self) -> None:
+        try:
+            self._drive()
+        finally:  # nobody waits for an answer that does not come
+            self._closing = True
+            with self._lock:
+                self._ended = True
+            while not self._inbox.empty():
+                if (left := self._inbox.get()) is not None:
+                    left[1]()
+
+    def _drive(self) -> None:
         try:
             while self._take_inbox():
                 if self.core.has_work:
@@ -120,8 +153,11 @@ class EngineLoop:
         except Exception:
             _log.exception("the engine of rank %d failed and has stopped", self._rank)
             self._closing = True
-            failed = [_error(request_id, "the engine failed") for request_id in self.core.scheduler.requests]
-            self._report(failed)
+            self._answer_stopped(list(self.core.scheduler.requests), "the engine failed")
+            try:
+                self.core.close()
+            except Exception:
+                _log.exception("what the engine of rank %d was saving is lost", self._rank)
             return
         ended = self.core.abort(list(self.core.scheduler.requests))
         self.core.close()
@@ -141,7 +177,7 @@ class EngineLoop:
                 return False
             wait = 0.0
             try:
-                job()
+                job[0]()
             except Exception:
                 _log.exception("an operation on the engine failed")
 
@@ -189,6 +225,7 @@ class EngineLoop:
                     request.max_tokens,
                     request.num_preemptions,
                     request.status.value,
+                    request.request_id,
                 )
             )
         self._deliver(StepReport(self._rank, outputs, stats))
@@ -269,5 +306,5 @@ def _prompt_logprobs(request: Request, token_ids: list[int]) -> list[TokenLogpro
     return [request.logprobs.get(position) for position in range(request.num_prompt_tokens)]
 
 
-def _error(request_id: str, message: str, *, refused: bool = False) -> Output:
-    return Output(request_id, [], "error", error=message, refused=refused)
+def _error(request_id: str, message: str, *, refused: bool = False, stopped: bool = False) -> Output:
+    return Output(request_id, [], "error", error=message, refused=refused, stopped=stopped)
