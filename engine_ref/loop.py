@@ -24,6 +24,8 @@ _T = TypeVar("_T")
 
 #: Seconds between two steps when requests wait for something outside (a remote load) and nothing can be planned.
 _IDLE_STEP_S = 0.001
+#: Seconds between two looks at what a connector counted while there is nothing to step.
+_IDLE_LOOK_S = 0.25
 
 
 class EngineLoop:
@@ -150,6 +152,8 @@ class EngineLoop:
             while self._take_inbox():
                 if self.core.has_work:
                     self._step()
+                elif self._counted.connector_changed(self.core):  # by its own threads
+                    self._report([])
         except Exception:
             _log.exception("the engine of rank %d failed and has stopped", self._rank)
             self._closing = True
@@ -167,7 +171,7 @@ class EngineLoop:
         """Do what was asked for; wait for it while there is nothing to step. False: stop."""
         wait: float | None = _IDLE_STEP_S if self._idle else 0.0
         if not self.core.has_work:
-            wait = None
+            wait = None if self.core.connector is None else _IDLE_LOOK_S
         while True:
             try:
                 job = self._inbox.get(block=wait != 0.0, timeout=wait)
@@ -248,6 +252,7 @@ class _Counted:
         self._seen = (0,) * 6
         self._sources: dict[str, int] = {}
         self._preemptions: dict[str, int] = {}
+        self._connector: dict[tuple[str, str], int] = {}
 
     def since_last(self, core: EngineCore, *, cache_reset: bool) -> EngineStats:
         scheduler = core.scheduler
@@ -271,6 +276,7 @@ class _Counted:
             external_hits=new[5],
             external_hits_by_source=by_source,
             cache_reset=cache_reset,
+            connector=self._connector_news(core),
         )
         running_lora: set[str] = set()
         waiting_lora: set[str] = set()
@@ -285,6 +291,23 @@ class _Counted:
                 (running_lora if id(request) in running else waiting_lora).add(lora.name)
         stats.running_lora, stats.waiting_lora = sorted(running_lora), sorted(waiting_lora)
         return stats
+
+    def _connector_news(self, core: EngineCore) -> dict[str, dict[str, int]]:
+        news: dict[str, dict[str, int]] = {}
+        for part, counters in core.connector_stats().items():
+            for name, count in counters.items():
+                if more := count - self._connector.get((part, name), 0):
+                    self._connector[part, name] = count
+                    news.setdefault(part, {})[name] = more
+        return news
+
+    def connector_changed(self, core: EngineCore) -> bool:
+        """Whether a connector has counted something that was not reported."""
+        return any(
+            count != self._connector.get((part, name), 0)
+            for part, counters in core.connector_stats().items()
+            for name, count in counters.items()
+        )
 
     def forget(self, request: Request) -> int:
         """Return the preemptions of a request that ended that were not counted yet."""

@@ -88,6 +88,8 @@ class EngineStats(msgspec.Struct, kw_only=True):
     running_lora: list[str] = msgspec.field(default_factory=list)
     waiting_lora: list[str] = msgspec.field(default_factory=list)
     cache_reset: bool = False
+    #: What the connector's parts counted since the last report: by part and counter.
+    connector: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
 
 
 class StepReport(msgspec.Struct, frozen=True):

@@ -271,6 +271,9 @@ def test_connector_brings_back_what_was_reset() -> None:
         assert 'prompt_tokens_cached_by_source_total{engine="0",model_name="null",source="host"} 16.0' in (
             client.get("/metrics").text
         )
+        loaded = 'event="loaded_blocks",model_name="null",part="connector"} 4.0'
+        wait_for(lambda: loaded in client.get("/metrics").text, "the connector's counters")
+        assert 'event="stores",model_name="null",part="host"}' in client.get("/metrics").text
         assert metric(client, "vllm:prefix_cache_hits_total") == 0
         both = "/reset_prefix_cache?reset_external=true"
         assert wait_for(lambda: client.post(both).json()["success"], "the reset of both")
