@@ -266,6 +266,14 @@ def test_failed_load_is_computed_instead(
         assert request.output_token_ids == alone(PROMPT + [i] * 9, max_tokens=20)
     assert core.scheduler.remote.load_stats.failed_requests > 0
     assert connector.counters["failed_loads"] == 1
+    remote = core.scheduler.remote
+    assert remote.stats.requests == 4
+    assert (
+        sum(remote.hits_by_source.values())
+        == remote.stats.hits
+        <= sum(r.num_external_tokens for r in requests)
+    )
+    assert not remote._lookups
     assert core.scheduler.cache.pool.num_free_blocks == 79
     gpu = [event for event in told if not isinstance(event, AllBlocksCleared) and event.medium == "GPU"]
     assert any(isinstance(event, BlockRemoved) for event in gpu) is not load_async
