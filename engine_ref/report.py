@@ -37,8 +37,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
 class Output(msgspec.Struct, frozen=True):
     """New tokens of a request. ``finish_reason``: set with its last ones (stop, length, abort, error).
 
-    ``error``: what went wrong; ``refused``: it is the request that is wrong, not the engine; ``stopped``: there is no
-    engine any more.
+    ``error``: what went wrong; ``refused``: it is the request that is wrong, not the engine; ``stopped``:
+    there is no engine any more.
     """
 
     request_id: str

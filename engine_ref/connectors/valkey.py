@@ -141,7 +141,7 @@ class ValkeyTier(Tier):
 
 
 def _without_secrets(url: str) -> str:
-    """Return a URL without user, password and options, for messages; where it cannot be told, only its scheme."""
+    """Return a URL without user, password and options, for messages; only its scheme if unsure."""
     scheme, _, rest = url.rpartition("://") if url.count("://") == 1 else ("", "", url)
     address, _, options = rest.partition("?")
     shown = "..." if not scheme or "@" in options else address.rpartition("@")[2]

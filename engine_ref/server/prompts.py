@@ -213,13 +213,14 @@ class Prompts:
 
 
 def _check_sequences(body: SamplingBody, num_prompts: int) -> None:
-    """Raise ApiError for more sequences than one request may start, and for choices that would all be the same."""
+    """Raise ApiError for more sequences than one request may start, or for several greedy choices."""
     n = body.n or 1
     if n > 1 and body.temperature is not None and body.temperature < _GREEDY_BELOW:
         raise bad_request(f"n must be 1 when using greedy sampling, got {n}", param="n")
     if num_prompts * n > _MAX_SEQUENCES:
         raise bad_request(
-            f"expected at most {_MAX_SEQUENCES} sequences in a request, got {num_prompts} prompts with n = {n}",
+            f"expected at most {_MAX_SEQUENCES} sequences in a request, got {num_prompts} prompts "
+            f"with n = {n}",
             param="n" if num_prompts == 1 else "prompt",
         )
 

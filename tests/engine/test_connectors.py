@@ -650,7 +650,7 @@ class Raising(HostTier):
 
 @pytest.mark.parametrize("fast", [False, True])
 def test_whatever_a_tier_raises_is_a_miss(fast: bool) -> None:
-    """A tier that raises in every call costs hits only; it is counted, and a reset of it says that it failed."""
+    """A tier that raises in every call costs hits only; it is counted, and a reset says that it failed."""
     connector = TierConnector([Raising(fast=fast)])
     core = engine(connector)
     for name in "ab":

@@ -450,7 +450,7 @@ class DyingRunner(NullRunner):
 
 
 def test_dead_engine_answers_all_with_503(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once the engine's thread is dead nothing waits for it: requests, streams and resets are 503s, and all ends."""
+    """Once the engine's thread is dead nothing waits for it: all is a 503, and the server can end."""
     monkeypatch.setattr("engine_ref.build.make_runner", lambda options: DyingRunner())
     with serving(small_options()) as (client, frontend):
         assert client.post("/v1/completions", json={"prompt": [6], "max_tokens": 2}).status_code == 503
