@@ -56,6 +56,11 @@ _WITHOUT_EFFECT = (
     ),
     *("--max-cpu-loras", "--generation-config", "--distributed-executor-backend", "--api-server-count"),
 )
+_SHORT = {
+    "--tensor-parallel-size": ("-tp",),
+    "--pipeline-parallel-size": ("-pp",),
+    "--quantization": ("-q",),
+}
 _FLAGS_WITHOUT_EFFECT = (
     *("--enforce-eager", "--enable-lora", "--enable-prompt-tokens-details", "--trust-remote-code"),
     *("--no-enable-log-requests", "--enable-log-requests"),
@@ -81,6 +86,8 @@ class VllmCommand(click.Command):
                 arg = name.replace("_", "-") + equals + value
                 several = arg if arg in self._SEVERAL else None
                 took = 0
+            elif arg.startswith("-") and len(arg) > 1:  # a short option ends the list
+                several = None
             elif several is not None:
                 took += 1
                 if took > 1:
@@ -147,7 +154,10 @@ _FLAGS: tuple[Callable[[Any], Any], ...] = (
         "--dtype", type=click.Choice(["auto", "float32", "bfloat16"]), default="auto", show_default=True
     ),
     click.option("--device", default="cpu", show_default=True, help="Of the model: cpu or cuda."),
-    *(click.option(name, _name(name), default=None, hidden=True) for name in _WITHOUT_EFFECT),
+    *(
+        click.option(name, *_SHORT.get(name, ()), _name(name), default=None, hidden=True)
+        for name in _WITHOUT_EFFECT
+    ),
     *(click.option(name, _name(name), is_flag=True, hidden=True) for name in _FLAGS_WITHOUT_EFFECT),
 )
 
@@ -182,6 +192,9 @@ def engine_options(
         info = ModelInfo(vocab_size, info.max_model_len, info.eos_token_id, info.layers)
     blocks, size = flags["num_gpu_blocks_override"], flags["block_size"]
     dcp = flags["decode_context_parallel_size"]
+    for name, value in (("block_size", size), ("decode_context_parallel_size", dcp)):
+        if type(value) is not int or value < 1:  # a request line gives what it likes
+            raise InvalidRequestError(f"expected an integer of at least 1, got {value!r}", at=f"$.{name}")
     longest = flags["max_model_len"]
     if longest is None:
         groups = len(info.groups(size))

@@ -24,6 +24,8 @@ _T = TypeVar("_T")
 
 #: Seconds between two steps when requests wait for something outside (a remote load) and nothing can be planned.
 _IDLE_STEP_S = 0.001
+#: Seconds between two looks at what a connector counted while there is nothing to step.
+_IDLE_LOOK_S = 0.25
 
 
 class EngineLoop:
@@ -37,7 +39,12 @@ class EngineLoop:
         self.core = core
         self._deliver = deliver
         self._rank = rank
-        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        # What is to be done, and what is done instead once the thread has ended.
+        self._inbox: queue.SimpleQueue[tuple[Callable[[], None], Callable[[], None]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._ended = False
+        self._lock = threading.Lock()
         self._counted = _Counted()
         self._begun: set[str] = set()
         self._idle = False
@@ -62,7 +69,7 @@ class EngineLoop:
             except ValueError as error:  # its id is taken
                 self._report([_error(request.request_id, str(error))])
 
-        self._inbox.put(add)
+        self._put(add, lambda: self._answer_stopped([request.request_id]))
 
     def abort(self, request_id: str) -> None:
         """End a request whose client is gone; a finished one is passed over."""
@@ -71,11 +78,14 @@ class EngineLoop:
             ended = self.core.abort([request_id])
             self._report([self._output(request, []) for request in ended], ended)
 
-        self._inbox.put(end)
+        self._put(end, lambda: None)
 
     def refuse(self, request_id: str, message: str) -> None:
         """Answer a request that could not be made with an error."""
-        self._inbox.put(lambda: self._report([_error(request_id, message, refused=True)]))
+        self._put(
+            lambda: self._report([_error(request_id, message, refused=True)]),
+            lambda: self._answer_stopped([request_id]),
+        )
 
     def reset_prefix_cache(
         self, *, reset_running_requests: bool = False, reset_external: bool = False
@@ -93,7 +103,10 @@ class EngineLoop:
         return self.call(reset)
 
     def call(self, function: Callable[[], _T]) -> Future[_T]:
-        """Run a function between two steps, in the engine's thread; the future holds what it returned."""
+        """Run a function between two steps, in the engine's thread; the future holds what it returned.
+
+        Once the thread has ended it holds a RuntimeError.
+        """
         future: Future[_T] = Future()
 
         def run() -> None:
@@ -102,7 +115,7 @@ class EngineLoop:
             except Exception as error:
                 future.set_exception(error)
 
-        self._inbox.put(run)
+        self._put(run, lambda: future.set_exception(RuntimeError("the engine has stopped")))
         return future
 
     def close(self, *, timeout: float = 10.0) -> bool:
@@ -112,16 +125,43 @@ class EngineLoop:
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
+    def _put(self, job: Callable[[], None], otherwise: Callable[[], None]) -> None:
+        with self._lock:
+            if not self._ended:
+                self._inbox.put((job, otherwise))
+                return
+        otherwise()
+
+    def _answer_stopped(self, request_ids: Sequence[str], message: str = "the engine has stopped") -> None:
+        outputs = [_error(request_id, message, stopped=True) for request_id in request_ids]
+        self._deliver(StepReport(self._rank, outputs, EngineStats()))
+
     def _run(self) -> None:
+        try:
+            self._drive()
+        finally:  # nobody waits for an answer that does not come
+            self._closing = True
+            with self._lock:
+                self._ended = True
+            while not self._inbox.empty():
+                if (left := self._inbox.get()) is not None:
+                    left[1]()
+
+    def _drive(self) -> None:
         try:
             while self._take_inbox():
                 if self.core.has_work:
                     self._step()
+                elif self._counted.connector_changed(self.core):  # by its own threads
+                    self._report([])
         except Exception:
             _log.exception("the engine of rank %d failed and has stopped", self._rank)
             self._closing = True
-            failed = [_error(request_id, "the engine failed") for request_id in self.core.scheduler.requests]
-            self._report(failed)
+            self._answer_stopped(list(self.core.scheduler.requests), "the engine failed")
+            try:
+                self.core.close()
+            except Exception:
+                _log.exception("what the engine of rank %d was saving is lost", self._rank)
             return
         ended = self.core.abort(list(self.core.scheduler.requests))
         self.core.close()
@@ -131,7 +171,7 @@ class EngineLoop:
         """Do what was asked for; wait for it while there is nothing to step. False: stop."""
         wait: float | None = _IDLE_STEP_S if self._idle else 0.0
         if not self.core.has_work:
-            wait = None
+            wait = None if self.core.connector is None else _IDLE_LOOK_S
         while True:
             try:
                 job = self._inbox.get(block=wait != 0.0, timeout=wait)
@@ -141,7 +181,7 @@ class EngineLoop:
                 return False
             wait = 0.0
             try:
-                job()
+                job[0]()
             except Exception:
                 _log.exception("an operation on the engine failed")
 
@@ -189,6 +229,7 @@ class EngineLoop:
                     request.max_tokens,
                     request.num_preemptions,
                     request.status.value,
+                    request.request_id,
                 )
             )
         self._deliver(StepReport(self._rank, outputs, stats))
@@ -211,6 +252,7 @@ class _Counted:
         self._seen = (0,) * 6
         self._sources: dict[str, int] = {}
         self._preemptions: dict[str, int] = {}
+        self._connector: dict[tuple[str, str], int] = {}
 
     def since_last(self, core: EngineCore, *, cache_reset: bool) -> EngineStats:
         scheduler = core.scheduler
@@ -234,6 +276,7 @@ class _Counted:
             external_hits=new[5],
             external_hits_by_source=by_source,
             cache_reset=cache_reset,
+            connector=self._connector_news(core),
         )
         running_lora: set[str] = set()
         waiting_lora: set[str] = set()
@@ -248,6 +291,23 @@ class _Counted:
                 (running_lora if id(request) in running else waiting_lora).add(lora.name)
         stats.running_lora, stats.waiting_lora = sorted(running_lora), sorted(waiting_lora)
         return stats
+
+    def _connector_news(self, core: EngineCore) -> dict[str, dict[str, int]]:
+        news: dict[str, dict[str, int]] = {}
+        for part, counters in core.connector_stats().items():
+            for name, count in counters.items():
+                if more := count - self._connector.get((part, name), 0):
+                    self._connector[part, name] = count
+                    news.setdefault(part, {})[name] = more
+        return news
+
+    def connector_changed(self, core: EngineCore) -> bool:
+        """Whether a connector has counted something that was not reported."""
+        return any(
+            count != self._connector.get((part, name), 0)
+            for part, counters in core.connector_stats().items()
+            for name, count in counters.items()
+        )
 
     def forget(self, request: Request) -> int:
         """Return the preemptions of a request that ended that were not counted yet."""
@@ -269,5 +329,5 @@ def _prompt_logprobs(request: Request, token_ids: list[int]) -> list[TokenLogpro
     return [request.logprobs.get(position) for position in range(request.num_prompt_tokens)]
 
 
-def _error(request_id: str, message: str, *, refused: bool = False) -> Output:
-    return Output(request_id, [], "error", error=message, refused=refused)
+def _error(request_id: str, message: str, *, refused: bool = False, stopped: bool = False) -> Output:
+    return Output(request_id, [], "error", error=message, refused=refused, stopped=stopped)

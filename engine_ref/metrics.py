@@ -152,6 +152,12 @@ class EngineMetrics:
             "inter_token_latency_seconds", "Time between two outputs of a request.", _BETWEEN_TOKENS
         )
         self._latency = histogram("e2e_request_latency_seconds", "From arrival to the last token.", _LATENCY)
+        self._connector = Counter(
+            "kvhash:connector_events",
+            "What KV connectors counted, by part (the connector, or a tier) and counter.",
+            (*names, "part", "event"),
+            registry=self.registry,
+        )
         self._lora: Gauge | None = None
         if max_loras is not None:
             self._lora = Gauge(
@@ -215,6 +221,9 @@ class EngineMetrics:
             self._by_tier.labels(*labels, "device").inc(stats.hits)
         for tier, count in stats.external_hits_by_source.items():
             self._by_tier.labels(*labels, tier).inc(count)
+        for part, counters in stats.connector.items():
+            for name, count in counters.items():
+                self._connector.labels(*labels, part, name).inc(max(count, 0))
         if stats.prompt_tokens:
             cached = stats.local_prompt_tokens + stats.external_prompt_tokens
             for source, count in (

@@ -38,14 +38,29 @@ class ModelInfo:
             config = json.loads(path.read_bytes())
             config = {**config, **config.get("text_config", {})}
             eos: Any = config.get("eos_token_id")
-            return cls(
+            info = cls(
                 vocab_size=int(config.get("vocab_size", cls.vocab_size)),
                 max_model_len=int(config.get("max_position_embeddings", cls.max_model_len)),
-                eos_token_id=eos[0] if isinstance(eos, list) and eos else eos,
+                eos_token_id=(eos[0] if eos else None) if isinstance(eos, list) else eos,
                 layers=_layers(config),
             )
-        except (OSError, ValueError, TypeError, AttributeError) as error:
+            info._check()
+            return info
+        except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise InvalidRequestError(f"{path} is no model configuration: {error}") from None
+
+    def _check(self) -> None:
+        """Raise ValueError for numbers that no model has."""
+        for name, value, least in (
+            ("vocab_size", self.vocab_size, 1),
+            ("max_position_embeddings", self.max_model_len, 2),
+            ("num_hidden_layers", len(self.layers), 1),
+            ("sliding_window", min((w for w in self.layers if w is not None), default=1), 1),
+        ):
+            if value < least:
+                raise ValueError(f"expected a {name} of at least {least}, got {value}")
+        if self.eos_token_id is not None and type(self.eos_token_id) is not int:
+            raise ValueError(f"expected token ids as eos_token_id, got {self.eos_token_id!r}")
 
     def groups(self, block_size: int) -> tuple[GroupSpec, ...]:
         """Return the KV cache groups: as many layers in each, of one kind, as vLLM packs them."""
@@ -62,7 +77,7 @@ class ModelInfo:
 
 
 def _layers(config: Mapping[str, Any]) -> tuple[int | None, ...]:
-    count = int(config.get("num_hidden_layers", 1))
+    count = min(int(config.get("num_hidden_layers", 1)), 10_000)
     window = config.get("sliding_window") if config.get("use_sliding_window", True) else None
     if not isinstance(window, int):
         return (None,) * count

@@ -64,6 +64,8 @@ class EngineOptions:
 
     def check(self) -> None:
         """Raise InvalidRequestError where the settings do not fit each other, KvHashErrors for the hasher's."""
+        if not 0 <= self.watermark <= 1:
+            raise InvalidRequestError(f"expected --watermark as 0 to 1, got {self.watermark}")
         contract = Contract.for_vllm(self.emulate_vllm)
         algorithm = contract.algorithm(self.prefix_caching_hash_algo)
         too_wide = contract.chain_values == "int" and algorithm.keeps == "digest"

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
@@ -23,6 +23,7 @@ from typing import Any
 from kvhash import UsageError
 
 from .build import freeze_heap, make_engine
+from .engine import Engine
 from .options import EngineOptions
 from .report import EngineRequest, EngineStats, Output, StepReport
 
@@ -30,6 +31,8 @@ __all__ = ["RankProcess"]
 
 _log = logging.getLogger(__name__)
 _START_S = 60.0
+#: Seconds between two looks at whether the engine of a process lives.
+_WATCH_S = 0.2
 
 
 class RankProcess:
@@ -83,8 +86,13 @@ class RankProcess:
     def add(self, request: EngineRequest) -> None:
         """Queue a request; it is hashed in the rank's process."""
         with self._lock:
-            self._requests.add(request.request_id)
-        self._send("add", request)
+            gone = self._closed.done()
+            if not gone:
+                self._requests.add(request.request_id)
+        if gone:
+            self._answer_died([request.request_id])
+        else:
+            self._send("add", request)
 
     def abort(self, request_id: str) -> None:
         """End a request."""
@@ -98,6 +106,9 @@ class RankProcess:
         with self._lock:
             number = next(self._numbers)
             self._resets[number] = future
+            if self._closed.done():  # nobody will answer
+                del self._resets[number]
+                future.set_result(False)
         self._send("reset", (number, reset_running_requests, reset_external))
         return future
 
@@ -156,12 +167,27 @@ class RankProcess:
             resets, self._resets = self._resets, {}
         for future in resets.values():
             future.set_result(False)
-        outputs = [Output(request_id, [], "error", error="the engine has died") for request_id in lost]
+        self._answer_died(lost)
+
+    def _answer_died(self, request_ids: Sequence[str]) -> None:
+        outputs = [
+            Output(request_id, [], "error", error="the engine has died", stopped=True)
+            for request_id in request_ids
+        ]
         self._deliver(StepReport(self._rank, outputs, EngineStats()))
 
 
 def _send_reset(send: Callable[[str, object], None], number: int, done: Future[bool]) -> None:
     send("reset", (number, done.exception() is None and done.result()))
+
+
+def _end_with(engine: Engine, closing: threading.Event) -> None:
+    """End the process when its engine fails, so that the server knows."""
+    while engine.alive and not closing.wait(_WATCH_S):
+        pass
+    if not closing.is_set():
+        engine.close(timeout=5)
+        os._exit(1)
 
 
 def _run(pipe: Connection, options: EngineOptions, rank: int, log_level: int) -> None:
@@ -190,6 +216,7 @@ def _run(pipe: Connection, options: EngineOptions, rank: int, log_level: int) ->
         return
     freeze_heap()
     send("ready", engine.endpoints)
+    closing = threading.Event()
     while True:
         try:
             kind, value = pipe.recv()
@@ -197,6 +224,7 @@ def _run(pipe: Connection, options: EngineOptions, rank: int, log_level: int) ->
             os._exit(1)  # nobody is left to answer
         if kind == "start":
             engine.start()
+            threading.Thread(target=_end_with, args=(engine, closing), daemon=True).start()
         elif kind == "add":
             engine.add(value)
         elif kind == "abort":
@@ -206,5 +234,6 @@ def _run(pipe: Connection, options: EngineOptions, rank: int, log_level: int) ->
             future = engine.reset_prefix_cache(reset_running_requests=running, reset_external=external)
             future.add_done_callback(partial(_send_reset, send, number))
         elif kind == "close":
+            closing.set()
             send("closed", engine.close(timeout=value))
             return

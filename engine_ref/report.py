@@ -37,7 +37,8 @@ class EngineRequest(msgspec.Struct, frozen=True, kw_only=True):
 class Output(msgspec.Struct, frozen=True):
     """New tokens of a request. ``finish_reason``: set with its last ones (stop, length, abort, error).
 
-    ``error``: what went wrong; ``refused``: it is the request that is wrong, not the engine.
+    ``error``: what went wrong; ``refused``: it is the request that is wrong, not the engine; ``stopped``:
+    there is no engine any more.
     """
 
     request_id: str
@@ -47,6 +48,7 @@ class Output(msgspec.Struct, frozen=True):
     num_cached_tokens: int = 0
     error: str | None = None
     refused: bool = False
+    stopped: bool = False
     #: Of each new token, where the request asks for them and the runner knows them.
     logprobs: list[TokenLogprobs | None] | None = None
     #: Of each prompt token, with the first output.
@@ -61,6 +63,7 @@ class FinishedRequest(msgspec.Struct, frozen=True):
     max_tokens: int
     preemptions: int
     reason: str
+    request_id: str = ""
 
 
 class EngineStats(msgspec.Struct, kw_only=True):
@@ -85,6 +88,8 @@ class EngineStats(msgspec.Struct, kw_only=True):
     running_lora: list[str] = msgspec.field(default_factory=list)
     waiting_lora: list[str] = msgspec.field(default_factory=list)
     cache_reset: bool = False
+    #: What the connector's parts counted since the last report: by part and counter.
+    connector: dict[str, dict[str, int]] = msgspec.field(default_factory=dict)
 
 
 class StepReport(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ from typing import Any
 import click
 import uvicorn
 
-from kvhash import Contract, UsageError
+from kvhash import Contract, KvHashError, UsageError
 from kvhash._errors import InvalidRequestError
 
 from .build import freeze_heap, make_engine
@@ -30,6 +30,7 @@ from .server.text import EngineTokenizer
 __all__ = ["serve"]
 
 _log = logging.getLogger(__name__)
+_LONGEST_DRAIN_S = 86_400
 
 
 @click.command(cls=VllmCommand)
@@ -71,11 +72,18 @@ def serve(model: str, **flags: Any) -> None:
         datefmt="%m-%d %H:%M:%S",
     )
     say_without_effect(flags)
+    if not 0 <= flags["shutdown_timeout"] <= _LONGEST_DRAIN_S:
+        raise InvalidRequestError(f"expected --shutdown-timeout as 0 to {_LONGEST_DRAIN_S} seconds")
     tokenizer = _tokenizer(model, flags["tokenizer"])
     options = engine_options(model, flags, tokenizer.vocab_size if tokenizer else None)
     listening = _listen(flags["host"], flags["port"])
     names = tuple(flags["served_model_name"]) or (model,)
     adapters = read_adapters(flags["lora_modules"])
+    if taken := adapters.keys() & set(names):
+        raise InvalidRequestError(
+            f"expected adapters of other names than the model's in --lora-modules, got {min(taken)!r}"
+        )
+    template = _chat_template(flags["chat_template"], tokenizer)
     ranks = flags["data_parallel_size"]
     metrics = EngineMetrics(
         names[0],
@@ -95,7 +103,7 @@ def serve(model: str, **flags: Any) -> None:
         model_names=names,
         adapters=adapters,
         tokenizer=tokenizer,
-        chat_template=_chat_template(flags["chat_template"]),
+        chat_template=template,
         trust_request_chat_template=flags["trust_request_chat_template"],
     )
     app = make_app(
@@ -161,8 +169,8 @@ class _Server(uvicorn.Server):
         ready = {
             "http": f"http://{f'[{host}]' if ':' in host else host}:{port}",
             "ranks": [
-                {"rank": i, "endpoint": rank.endpoints[0], "replay_endpoint": rank.endpoints[1]}
-                for i, rank in enumerate(self._frontend.ranks)
+                {"rank": i, "endpoint": _reachable(events), "replay_endpoint": _reachable(replay)}
+                for i, (events, replay) in enumerate(rank.endpoints for rank in self._frontend.ranks)
             ],
         }
         try:
@@ -174,6 +182,13 @@ class _Server(uvicorn.Server):
         """End requests first, so that no connection is cut in the middle of an answer."""
         await asyncio.wait_for(self._frontend.drain(self._shutdown_timeout), self._shutdown_timeout + 5)
         await super().shutdown(sockets=sockets)
+
+
+def _reachable(endpoint: str | None) -> str | None:
+    """Return where a subscriber on this machine connects to an endpoint that is bound everywhere."""
+    if endpoint is None:
+        return None
+    return endpoint.replace("tcp://0.0.0.0:", "tcp://127.0.0.1:").replace("tcp://[::]:", "tcp://[::1]:")
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -200,13 +215,26 @@ def _tokenizer(model: str, folder: str | None) -> EngineTokenizer | None:
     return EngineTokenizer(path)
 
 
-def _chat_template(value: str | None) -> str | None:
+def _chat_template(value: str | None, tokenizer: EngineTokenizer | None) -> str | None:
+    """Return the template, which parses; raises InvalidRequestError."""
     if value is None:
         return None
     path = Path(value)
     if "{" not in value and not path.is_file():
         raise InvalidRequestError(f"no such chat template: {value}")
-    return path.read_text() if "{" not in value else value
+    try:
+        template = path.read_text(encoding="utf-8") if "{" not in value else value
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"the chat template {value} is no UTF-8 text: {error}") from None
+    if tokenizer is not None:
+        from jinja2 import TemplateSyntaxError
+
+        try:
+            tokenizer.encode_chat([{"role": "user", "content": "x"}], chat_template=template)
+        except KvHashError as error:  # what a template says to this one chat is its own affair
+            if isinstance(error.__cause__, TemplateSyntaxError):
+                raise InvalidRequestError(f"the chat template does not parse: {error.__cause__}") from None
+    return template
 
 
 def _log_interval() -> float:

@@ -18,6 +18,9 @@ from .valkey import ValkeyTier
 
 __all__ = ["make_connector"]
 
+#: The longest timeout; ending the engine may take as long.
+_LONGEST_S = 60
+
 
 class _Strict(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base: a field that is not known is an error."""
@@ -88,6 +91,10 @@ def make_connector(config: Mapping[str, Any]) -> KVConnector:
         options = _read(extra, _TierExtra, at)
         tiers = options.tiers
     _check(tiers, at)
+    if not 0 <= options.close_timeout <= _LONGEST_S:
+        raise InvalidRequestError(f"expected 0 to {_LONGEST_S} seconds", at=f"{at}.close_timeout")
+    if options.max_pending_bytes < 0:
+        raise InvalidRequestError("expected a number of bytes of at least 0", at=f"{at}.max_pending_bytes")
     return TierConnector(
         [tier.make() for tier in tiers],
         load_async=options.load_async,
@@ -110,10 +117,16 @@ def _check(tiers: list[_Host | _Disk | _Valkey], at: str) -> None:
                 f"two tiers are named {tier.name!r}; give one a name", at=f"{here}.name"
             )
         if isinstance(tier, _Valkey):
-            if tier.timeout <= 0:
-                raise InvalidRequestError("expected a timeout above 0 seconds", at=f"{here}.timeout")
+            if not 0 < tier.timeout <= _LONGEST_S:
+                raise InvalidRequestError(
+                    f"expected a timeout above 0 and of at most {_LONGEST_S} seconds", at=f"{here}.timeout"
+                )
+            if tier.ttl_seconds is not None and not 0 < tier.ttl_seconds < 1 << 31:
+                raise InvalidRequestError("expected a number of seconds above 0", at=f"{here}.ttl_seconds")
         elif tier.max_bytes <= 0:
             raise InvalidRequestError("expected a number of bytes above 0", at=f"{here}.max_bytes")
+        if isinstance(tier, _Disk) and not tier.path.strip():
+            raise InvalidRequestError("expected the path of a folder", at=f"{here}.path")
 
 
 def _read(value: Any, kind: type[msgspec.Struct], at: str) -> Any:

@@ -11,10 +11,11 @@ import logging
 import queue
 import threading
 from collections import Counter, OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["TierConnector"]
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 #: Keys of pages given to slow tiers that are remembered, so that a prefix hit again and again is not sent each time.
 _MAX_KNOWN = 1 << 17
 #: Pages of asynchronous loads written before one step, so that a long load does not hold up who is running.
@@ -134,7 +136,7 @@ class TierConnector(KVConnector):
             return None, False
         keys = self._prefix.keys(request, start, limit)
         asked = [key for row in keys.values() for key in row]
-        where = {key: tier for tier in reversed(self._fast) for key in tier.contains(asked)}
+        where = {key: tier for tier in reversed(self._fast) for key in self._there(tier, asked)}
         missing = [key for key in asked if key not in where]
         if missing and self._slow:
             if lookup is None:
@@ -254,7 +256,7 @@ class TierConnector(KVConnector):
         where: dict[bytes, Tier] = {}
         for tier in self._slow:
             missing = [key for key in keys if key not in where]
-            where.update(dict.fromkeys(tier.contains(missing) if missing else (), tier))
+            where.update(dict.fromkeys(self._there(tier, missing), tier))
         return where
 
     def _fetch_all(self, load: _Load) -> None:
@@ -271,10 +273,23 @@ class TierConnector(KVConnector):
 
     def _fetch(self, key: bytes, tiers: Sequence[Tier]) -> bytes | None:
         for tier in tiers:
-            page = tier.get(key)
+            page = self._ask(tier, partial(tier.get, key), None)
             if page is not None:
                 return page
         return None
+
+    def _there(self, tier: Tier, keys: Sequence[bytes]) -> set[bytes]:
+        return self._ask(tier, lambda: tier.contains(keys), set()) if keys else set()
+
+    def _ask(self, tier: Tier, ask: Callable[[], _T], otherwise: _T) -> _T:
+        """Return a tier's answer; whatever it raises is counted, logged the first time, and a miss."""
+        try:
+            return ask()
+        except Exception:
+            tier.counters["exceptions"] += 1
+            if tier.counters["exceptions"] == 1:
+                _log.exception("the tier %s failed; what it has is a miss", tier.name)
+            return otherwise
 
     def _write(self, load: _Load, count: int) -> int:
         """Write up to `count` of the pages that came; returns how many it took. The last say what is missing."""
@@ -343,7 +358,7 @@ class TierConnector(KVConnector):
         return False
 
     def _save(self, request: Request, key: bytes, block: Block, group: int, first: int) -> None:
-        fast = [tier for tier in self._fast if not tier.contains([key])]
+        fast = [tier for tier in self._fast if not self._there(tier, [key])]
         slow = bool(self._slow) and key not in self._known
         if not fast and not slow:
             return
@@ -361,12 +376,12 @@ class TierConnector(KVConnector):
                 self._known.popitem(last=False)
 
     def _put(self, tier: Tier, request: Request, key: bytes, page: bytes, group: int, first: int) -> None:
-        if tier.put(key, page):
+        if self._ask(tier, lambda: tier.put(key, page), None):
             event = self._stored(request, key, group, first)
             self._tell(tier, {key: event})
 
     def _save_slow(self, key: bytes, page: bytes) -> None:
-        kept = [tier.put(key, page) is not None for tier in self._slow]
+        kept = [self._ask(tier, partial(tier.put, key, page), None) is not None for tier in self._slow]
         self._settled.put((key, all(kept)))
 
     # ---- events, reset, the end
@@ -398,7 +413,7 @@ class TierConnector(KVConnector):
         self._described.clear()
         self._lookups.clear()
         self._matches.clear()
-        cleared = [tier.clear() for tier in self.tiers]
+        cleared = [self._ask(tier, tier.clear, False) for tier in self.tiers]
         return all(cleared)
 
     def flush(self, *, timeout: float) -> bool:
@@ -418,7 +433,7 @@ class TierConnector(KVConnector):
             _log.warning("not all pages were saved within %s s; the rest is dropped", self._close_timeout)
         self._threads.shutdown(wait=True, cancel_futures=True)
         for tier in self.tiers:
-            tier.close()
+            self._ask(tier, tier.close, None)
 
     def _tell(self, tier: Tier, described: Mapping[bytes, BlockStored]) -> None:
         locality = tier.locality

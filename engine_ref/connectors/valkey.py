@@ -42,17 +42,18 @@ class ValkeyTier(Tier):
             raise MissingDependencyError(
                 "a tier on Valkey needs the redis package: pip install 'kvhash[serve]'"
             ) from None
-        self._errors: tuple[type[Exception], ...] = (redis.RedisError, OSError)
         try:
             self._client = redis.Redis.from_url(
                 url, socket_timeout=timeout, socket_connect_timeout=timeout, retry=Retry(NoBackoff(), 0)
             )
-        except ValueError as error:
-            raise InvalidRequestError(f"expected a redis:// or unix:// URL, got {url!r}: {error}") from None
+        except ValueError:  # its message may have parts of the password
+            raise InvalidRequestError(
+                f"expected a redis:// or unix:// URL, got {_without_secrets(url)!r}"
+            ) from None
         self._ttl = ttl_seconds
         self._fingerprint = b""
         self._prefix = b""
-        self.breaker = Breaker(f"the Valkey server at {url}")
+        self.breaker = Breaker(f"the Valkey server at {_without_secrets(url)}")
 
     def bind(self, fingerprint: bytes) -> list[bytes]:
         """Take the fingerprint; what is there is asked for when it is needed."""
@@ -131,9 +132,17 @@ class ValkeyTier(Tier):
             return otherwise
         try:
             answer = ask()
-        except self._errors as error:
+        except Exception as error:  # also what the client raises for what it cannot read or send
             self.counters["errors"] += 1
             self.breaker.failed(error)
             return otherwise
         self.breaker.worked()
         return answer
+
+
+def _without_secrets(url: str) -> str:
+    """Return a URL without user, password and options, for messages; only its scheme if unsure."""
+    scheme, _, rest = url.rpartition("://") if url.count("://") == 1 else ("", "", url)
+    address, _, options = rest.partition("?")
+    shown = "..." if not scheme or "@" in options else address.rpartition("@")[2]
+    return f"{scheme}://{shown}" if scheme else shown

@@ -37,6 +37,17 @@ class LoadStats:
     failed_tokens: int = 0
 
 
+@dataclass(slots=True)
+class _Lookup:
+    """What was found for a request whose load is not over: counted then, without what did not come."""
+
+    start: int
+    queries: int
+    hits: int
+    preempted: bool
+    sources: dict[str, int]
+
+
 class RemoteKV:
     """All requests that hold blocks and do not run: those loading, those loaded, and those that have ended."""
 
@@ -53,6 +64,7 @@ class RemoteKV:
         self._over: set[str] = set()
         self._failed: dict[str, int] = {}
         self._ended: dict[str, Request] = {}
+        self._lookups: dict[str, _Lookup] = {}
 
     # ---- admission
 
@@ -76,7 +88,7 @@ class RemoteKV:
         return External(hit, tokens, load_async)
 
     def allocated(self, request: Request, found: External) -> None:
-        """Tell the connector that the request has its blocks, and count what it had."""
+        """Tell the connector that the request has its blocks; what it had is counted when it is there."""
         if self.connector is None:
             return
         blocks = self._cache.coordinator.blocks_of(request.request_id)
@@ -84,11 +96,28 @@ class RemoteKV:
         if request.skip_reading_prefix_cache or request.num_computed_tokens or request.num_load_failures:
             return
         preempted = request.num_preemptions > 0
-        self.stats.record(request.num_tokens - found.hit.num_tokens, found.num_tokens, preempted=preempted)
-        if not preempted:
-            sources = self.connector.get_external_cache_hit_sources(request, found.num_tokens)
-            for source, tokens in sources.items():
-                self.hits_by_source[source] = self.hits_by_source.get(source, 0) + tokens
+        start, tokens = found.hit.num_tokens, found.num_tokens
+        sources = {} if preempted else self.connector.get_external_cache_hit_sources(request, tokens)
+        self._count_lookup(request.request_id)  # of before a preemption
+        self._lookups[request.request_id] = _Lookup(
+            start, request.num_tokens - start, tokens, preempted, dict(sources)
+        )
+        if not tokens:
+            self._count_lookup(request.request_id)
+
+    def _count_lookup(self, request_id: str, end: int | None = None) -> None:
+        """Count a lookup whose load is over, once; `end`: the token from which on nothing came."""
+        lookup = self._lookups.pop(request_id, None)
+        if lookup is None:
+            return
+        hits = lookup.hits if end is None else max(0, min(lookup.hits, end - lookup.start))
+        self.stats.record(lookup.queries, hits, preempted=lookup.preempted)
+        left = hits
+        for source, tokens in lookup.sources.items():
+            counted = min(tokens, left)
+            left -= counted
+            if counted:
+                self.hits_by_source[source] = self.hits_by_source.get(source, 0) + counted
 
     def starts_loading(self, request: Request, num_computed_tokens: int) -> None:
         """Set a request aside until its load is over; its blocks count as computed from then on."""
@@ -117,6 +146,7 @@ class RemoteKV:
         first = self._failed.pop(request_id, None)
         if first is None:
             self._cache.cache_blocks(request, request.num_computed_tokens)
+            self._count_lookup(request_id)
             return True
         self._count_failure(request, first, request.num_computed_tokens)
         # A block that was loaded for a window or a state further on is of no use before it: then nothing is kept.
@@ -124,6 +154,7 @@ class RemoteKV:
         only_full = all(isinstance(spec, FullAttentionSpec) for spec in self._cache.config.groups)
         valid = first // unit * unit if only_full else 0
         request.num_computed_tokens = valid
+        self._count_lookup(request_id, valid)
         if valid:
             self._cache.cache_blocks(request, valid)
         else:
@@ -133,6 +164,7 @@ class RemoteKV:
     def cancel(self, request: Request) -> bool:
         """Give up a request's load if one is under way; False: its blocks must be kept until the load is over."""
         done = self._give_up(request)
+        self._count_lookup(request.request_id, 0)
         self._forget(request.request_id)
         return done
 
@@ -142,6 +174,7 @@ class RemoteKV:
         self.queue.remove(restarted)
         for request in restarted:
             request.status = self._before_load.get(request.request_id, request.status)
+            self._lookups.pop(request.request_id, None)  # it will look again
             self._forget(request.request_id)
             self._cache.free(request)
             request.num_computed_tokens = 0
@@ -199,6 +232,9 @@ class RemoteKV:
             ):  # else it was stopped before, and nobody can have gone on from it
                 bad |= self._cache.block_ids_from(in_flight.block_ids(request_id), first)
         stopped = self._stop_readers(bad, plan, in_flight) if bad else []
+        for request_id in plan.requests if self._lookups else ():  # their loads, if any, have just been done
+            if request_id not in self._before_load:
+                self._count_lookup(request_id)
         for request_id in output.finished_recving:
             if request_id in self._before_load:
                 self._over.add(request_id)
@@ -230,6 +266,7 @@ class RemoteKV:
         for request in (r for r in stopped if not r.status.is_finished):
             first = self._cache.first_token_in(self._cache.block_ids(request.request_id), bad)
             self._count_failure(request, first or 0, request.num_computed_tokens)
+            self._count_lookup(request.request_id, first or 0)
         return stopped
 
     def _fails_from(self, request_id: str, first: int) -> None:

@@ -63,6 +63,7 @@ class Choice:
         new += self._text.push(token_ids)
         if self._text.stopped:
             self.finish_reason, self.stop_reason = "stop", self._text.stop_string
+            self.generation.stopped_by_text = True
             if self._include_stop:
                 new += self._text.stop_string or ""
         elif self.generation.finished:

@@ -12,8 +12,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
+import msgspec
+
 from ..metrics import EngineMetrics
-from ..report import EngineRequest, Output, StepReport
+from ..report import EngineRequest, EngineStats, Output, StepReport
 from ..sampling import TokenLogprobs
 from .errors import ApiError, bad_request
 
@@ -67,7 +69,9 @@ class Generation:
         self.stop_reason: int | str | None = None
         self.num_cached_tokens = 0
         self.error: str | None = None
-        self.refused = False
+        self.refused = self.stopped = False
+        #: A stop string has ended its text.
+        self.stopped_by_text = False
         self.arrived = time.monotonic()
         self.last_output = 0.0
         #: Whether the reader has all of it.
@@ -92,7 +96,7 @@ class Generation:
             self.logprobs += output.logprobs
         if output.prompt_logprobs is not None:
             self.prompt_logprobs = output.prompt_logprobs
-        self.error, self.refused = output.error, output.refused
+        self.error, self.refused, self.stopped = output.error, output.refused, output.stopped
         self.finish_reason = output.finish_reason
         if self.finished or not self._whole:
             self._ready.set()
@@ -104,6 +108,8 @@ class Generation:
         if self.finish_reason == "error":
             if self.refused:
                 raise bad_request(self.error or "the request cannot be served")
+            if self.stopped:
+                raise _not_running(self.error)
             raise ApiError(self.error or "Internal server error", status=500, kind="InternalServerError")
         new = self.token_ids[self._read :]
         self._read = len(self.token_ids)
@@ -120,6 +126,8 @@ class Frontend:
         self.metrics = metrics
         self._loop: asyncio.AbstractEventLoop | None = None
         self._generations: dict[str, Generation] = {}
+        #: Requests that were ended because their texts had: they are no aborts.
+        self._stopped_by_text: set[str] = set()
         self._in_flight = [0] * len(metrics.ranks)
         self._draining = False
         self._idle = asyncio.Event()
@@ -148,7 +156,7 @@ class Frontend:
     def submit(self, request: EngineRequest, *, rank: int | None = None, whole: bool = False) -> Generation:
         """Give a request to `rank`, or to the one with the fewest; raises ApiError."""
         if not self.alive:
-            raise ApiError("the engine is not running", status=503, kind="ServiceUnavailableError")
+            raise _not_running()
         if request.request_id in self._generations:
             raise ApiError(f"a request {request.request_id!r} is running already", param="request_id")
         chosen = min(range(len(self.ranks)), key=self._in_flight.__getitem__) if rank is None else rank
@@ -163,6 +171,8 @@ class Frontend:
     def leave(self, generation: Generation) -> None:
         """Say that nobody reads a generation any more: the engine ends it, unless it has ended."""
         if not generation.finished:
+            if generation.stopped_by_text and generation.request.request_id in self._generations:
+                self._stopped_by_text.add(generation.request.request_id)
             self.ranks[generation.rank].abort(generation.request.request_id)
             self._forget(generation)
 
@@ -175,14 +185,19 @@ class Frontend:
             self.leave(generation)
 
     async def reset_prefix_cache(self, *, reset_running_requests: bool, reset_external: bool) -> bool:
-        """Reset every rank; True when all did."""
+        """Reset every rank; True when all did. Raises ApiError when an engine is not there any more."""
+        if not self.alive:
+            raise _not_running()
         futures = [
             rank.reset_prefix_cache(
                 reset_running_requests=reset_running_requests, reset_external=reset_external
             )
             for rank in self.ranks
         ]
-        return all(await asyncio.gather(*map(asyncio.wrap_future, futures)))
+        done = await asyncio.gather(*map(asyncio.wrap_future, futures), return_exceptions=True)
+        if not self.alive:
+            raise _not_running()
+        return all(each is True for each in done)
 
     def log_stats(self) -> None:
         """Write the log line of each rank that did something."""
@@ -230,7 +245,15 @@ class Frontend:
 
     def _take(self, report: StepReport) -> None:
         self._take_outputs(report.rank, report.outputs)
+        if self._stopped_by_text:
+            self._name_stops(report.stats)
         self.metrics.observe(report.rank, report.stats)
+
+    def _name_stops(self, stats: EngineStats) -> None:
+        for i, request in enumerate(stats.finished):
+            if request.request_id in self._stopped_by_text:
+                self._stopped_by_text.discard(request.request_id)
+                stats.finished[i] = msgspec.structs.replace(request, reason="stop")
 
     def _take_outputs(self, rank: int, outputs: Sequence[Output]) -> None:
         now = time.monotonic()
@@ -250,3 +273,7 @@ class Frontend:
             if generation.finished:
                 self.metrics.observe_times(rank, whole=now - generation.arrived)
                 self._forget(generation)
+
+
+def _not_running(why: str | None = None) -> ApiError:
+    return ApiError(why or "the engine is not running", status=503, kind="ServiceUnavailableError")

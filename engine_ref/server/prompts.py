@@ -24,6 +24,11 @@ from .text import EngineTokenizer
 
 __all__ = ["Prompts"]
 
+#: Sequences that one request may start: prompts, times `n`.
+_MAX_SEQUENCES = 4096
+#: A temperature below this is greedy, as in vLLM.
+_GREEDY_BELOW = 1e-5
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompts:
@@ -54,8 +59,14 @@ class Prompts:
         if body.suffix is not None:
             raise bad_request("suffix is not supported", param="suffix")
         special = True if body.add_special_tokens is None else body.add_special_tokens
+        if body.best_of is not None and body.best_of != (body.n or 1):
+            raise bad_request("best_of is not supported, other than as n", param="best_of")
+        if body.echo and body.logprobs is not None:
+            raise bad_request("echo with logprobs is not supported; ask for prompt_logprobs", param="echo")
+        prompts = decode_prompts(body.prompt)
+        _check_sequences(body, len(prompts))
         requests = []
-        for i, prompt in enumerate(decode_prompts(body.prompt)):
+        for i, prompt in enumerate(prompts):
             if isinstance(prompt, str):
                 if self.tokenizer is None:
                     raise bad_request(
@@ -72,6 +83,7 @@ class Prompts:
 
     def chat(self, body: ChatBody) -> EngineRequest:
         """Return the request of a chat; raises ApiError or KvHashErrors."""
+        _check_sequences(body, 1)
         tokens = self.chat_tokens(body)
         max_tokens = body.max_completion_tokens or body.max_tokens
         if max_tokens is None:
@@ -118,6 +130,10 @@ class Prompts:
                 f"min_tokens ({body.min_tokens}) is more than max_tokens ({max_tokens})", param="min_tokens"
             )
         self.check_vocabulary(body.stop_token_ids or [], "stop_token_ids")
+        if body.stop is not None and "" in ([body.stop] if isinstance(body.stop, str) else body.stop):
+            raise bad_request("a stop string has at least one character", param="stop")
+        if body.truncate_prompt_tokens is not None:
+            raise bad_request("truncate_prompt_tokens is not supported", param="truncate_prompt_tokens")
         if body.stop and self.tokenizer is None:
             raise bad_request("stop strings need a tokenizer; give one with --tokenizer", param="stop")
         adapter = self.adapter(body.model)
@@ -194,6 +210,19 @@ class Prompts:
                 f"Token id {tokens[bad]} is out of vocabulary: expected 0 to {size - 1} - at $.{param}[{bad}]",
                 param=param,
             )
+
+
+def _check_sequences(body: SamplingBody, num_prompts: int) -> None:
+    """Raise ApiError for more sequences than one request may start, or for several greedy choices."""
+    n = body.n or 1
+    if n > 1 and body.temperature is not None and body.temperature < _GREEDY_BELOW:
+        raise bad_request(f"n must be 1 when using greedy sampling, got {n}", param="n")
+    if num_prompts * n > _MAX_SEQUENCES:
+        raise bad_request(
+            f"expected at most {_MAX_SEQUENCES} sequences in a request, got {num_prompts} prompts "
+            f"with n = {n}",
+            param="n" if num_prompts == 1 else "prompt",
+        )
 
 
 def _sampling(body: SamplingBody) -> dict[str, Any]:

@@ -43,7 +43,7 @@ class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     min_tokens: _Count = 0
-    n: Annotated[int, Meta(ge=1, le=128)] | None = 1
+    n: Annotated[int, Meta(ge=1, le=16384)] | None = 1
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     stop: str | list[str] | None = None
@@ -64,6 +64,7 @@ class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
     user: str | None = None
     cache_salt: _Salt | None = None
     priority: _Int64 = 0
+    truncate_prompt_tokens: int | None = None
     request_id: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
     session_id: str | None = None
     return_token_ids: bool | None = None
@@ -159,6 +160,8 @@ def decode_prompts(raw: msgspec.Raw) -> Sequence[str | list[int]]:
         value = msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
         raise _refusal(str(error), prefix="$.prompt") from None
+    except (msgspec.DecodeError, UnicodeError) as error:
+        raise bad_request(f"the prompt is not JSON: {error} - at $.prompt", param="prompt") from None
     prompts: Any = [value] if kind is str or (value and isinstance(value[0], int)) else value
     if not prompts or not all(prompts if isinstance(prompts[0], list) else [True]):
         raise bad_request("a prompt has at least one token - at $.prompt", param="prompt")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from engine_ref.connectors import DiskTier, HostTier, Tier, TierConnector, make_connector
+from engine_ref.connectors import DiskTier, HostTier, Tier, TierConnector, ValkeyTier, make_connector
 from engine_ref.connectors.envelope import BadPageError, fingerprint_digest, open_page, seal_page
 from engine_ref.core import EngineCore
 from engine_ref.events import KVEvent
@@ -266,6 +266,14 @@ def test_failed_load_is_computed_instead(
         assert request.output_token_ids == alone(PROMPT + [i] * 9, max_tokens=20)
     assert core.scheduler.remote.load_stats.failed_requests > 0
     assert connector.counters["failed_loads"] == 1
+    remote = core.scheduler.remote
+    assert remote.stats.requests == 4
+    assert (
+        sum(remote.hits_by_source.values())
+        == remote.stats.hits
+        <= sum(r.num_external_tokens for r in requests)
+    )
+    assert not remote._lookups
     assert core.scheduler.cache.pool.num_free_blocks == 79
     gpu = [event for event in told if not isinstance(event, AllBlocksCleared) and event.medium == "GPU"]
     assert any(isinstance(event, BlockRemoved) for event in gpu) is not load_async
@@ -616,6 +624,72 @@ def test_consumer_saves_nothing_and_producer_loads_nothing(tmp_path: Path) -> No
         assert core.connector_stats()["disk"].get("stores", 0) == stores
 
 
+class Raising(HostTier):
+    """Raises what no tier may, once it is bound."""
+
+    def __init__(self, *, fast: bool) -> None:
+        super().__init__(max_bytes=1 << 20)
+        self.fast = fast  # type: ignore[misc]
+
+    def contains(self, keys: Sequence[bytes]) -> set[bytes]:
+        """Raise."""
+        raise ValueError("contains")
+
+    def get(self, key: bytes) -> bytes | None:
+        """Raise."""
+        raise ValueError("get")
+
+    def put(self, key: bytes, page: bytes) -> bool | None:
+        """Raise."""
+        raise ValueError("put")
+
+    def clear(self) -> bool:
+        """Raise."""
+        raise ValueError("clear")
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_whatever_a_tier_raises_is_a_miss(fast: bool) -> None:
+    """A tier that raises in every call costs hits only; it is counted, and a reset says that it failed."""
+    connector = TierConnector([Raising(fast=fast)])
+    core = engine(connector)
+    for name in "ab":
+        assert send(core, name, PROMPT).output_token_ids == alone(PROMPT)
+        assert connector.flush(timeout=10)
+        forget(core)
+    assert core.connector_stats()["host"]["exceptions"] > 2
+    assert not core.reset_prefix_cache(reset_external=True)
+    core.close()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:hidden@127.0.0.1:1",
+        "redis://me:hid:hidden@127.0.0.1:1/0",
+        "redis://127.0.0.1:1?password=hidden",
+        "redis://127.0.0.1:1?password=a@hidden",
+        "redis://:hid/hidden@127.0.0.1:1",
+        "redis://me:hidden/x@127.0.0.1:1",
+        "http://:hidden@127.0.0.1",
+        "redis://:a://hidden@127.0.0.1:1",
+        "hidden",
+    ],
+)
+def test_no_message_holds_the_servers_password(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither the log of a server that is away nor the error of a bad URL has user, password or options."""
+    pytest.importorskip("redis")
+    try:
+        tier = ValkeyTier(url=url)
+    except KvHashError as error:
+        assert "hidden" not in str(error)  # noqa: PT017
+    else:
+        tier.bind(b"x")
+        assert tier.get(b"key") is None
+        assert "does not answer" in caplog.text
+    assert "hidden" not in caplog.text
+
+
 # ---- configuration
 
 TIERS = {"tiers": [{"type": "host", "max_bytes": 1}]}
@@ -650,6 +724,17 @@ def test_bad_configuration_says_where(config: dict[str, Any], at: str) -> None:
         ({"tiers": [{"type": "host", "max_bytes": 1, "bytes": 2}]}, ".tiers[0]"),
         ({"tiers": [{"type": "host", "max_bytes": 1}, {"type": "host", "max_bytes": 1}]}, ".tiers[1].name"),
         ({**TIERS, "load_async": 3}, ".load_async"),
+        ({**TIERS, "close_timeout": float("nan")}, ".close_timeout"),
+        ({**TIERS, "max_pending_bytes": -1}, ".max_pending_bytes"),
+        ({"tiers": [{"type": "disk", "path": "", "max_bytes": 1}]}, ".tiers[0].path"),
+        *(
+            ({"tiers": [{"type": "valkey", "url": "redis://x", "timeout": seconds}]}, ".tiers[0].timeout")
+            for seconds in (0, -1, 1e300, float("nan"), float("inf"))
+        ),
+        *(
+            ({"tiers": [{"type": "valkey", "url": "redis://x", "ttl_seconds": ttl}]}, ".tiers[0].ttl_seconds")
+            for ttl in (0, -5)
+        ),
     ],
 )
 def test_bad_tiers_say_where(extra: dict[str, Any], at: str) -> None:

@@ -134,6 +134,16 @@ def test_output_file_is_whole_or_absent(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["requests"][0]["prompt"] == [1]
 
 
+@pytest.mark.parametrize("name", ["block_size", "decode_context_parallel_size"])
+@pytest.mark.parametrize("value", [0, -4, "x", True, 1.5, None])
+def test_sizes_of_the_first_line_are_checked(name: str, value: object) -> None:
+    """The engine is built from the first line, so its sizes are checked before all else."""
+    done = run_here("record", "-", data=json.dumps({"tokens": [1], name: value}))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"$.{name}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("line", "code", "says"),
     [

@@ -248,6 +248,13 @@ def test_two_hundred_clients_for_five_minutes(tmp_path: Path) -> None:
         (("serve", "m", "--max-model-len", "70000"), "--num-gpu-blocks-override"),
         (("serve", "m", "--lora-modules", "a"), "NAME=PATH"),
         (("serve", "m", "--lora-modules", "a=b", "a=c"), "different names"),
+        (("serve", "m", "--lora-modules", "m=b"), "other names than the model's"),
+        (
+            ("serve", "m", "--lora-modules", "x=b", "--served-model-name", "y", "x"),
+            "other names than the model's",
+        ),
+        (("serve", "m", "--watermark", "nan"), "--watermark"),
+        (("serve", "m", "--shutdown-timeout", "nan"), "--shutdown-timeout"),
         (("serve", "m", "--speculative-config", '{"method":"eagle"}'), "--speculative-config"),
         (("serve", "m", "--tokenizer", "./nowhere"), "no such tokenizer"),
         (("serve", "m", "--host", "no.such.host.invalid"), "cannot listen"),
@@ -263,6 +270,37 @@ def test_bad_flags_are_one_line_and_exit_2(arguments: tuple[str, ...], says: str
     assert (done.returncode, done.stdout) == (2, "")
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"max_position_embeddings": -4},
+        {"max_position_embeddings": 1},
+        {"vocab_size": 0},
+        {"vocab_size": 1e999},
+        {"num_hidden_layers": 0},
+        {"num_hidden_layers": 2, "sliding_window": 0},
+        {"eos_token_id": "x"},
+    ],
+    ids=str,
+)
+def test_bad_model_configuration_is_one_line_and_exit_2(tmp_path: Path, config: dict[str, object]) -> None:
+    """Numbers that no model has are said before the server starts, with the file's name."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    done = run_here("serve", str(tmp_path), "--port", "0")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "config.json is no model configuration" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_template_that_does_not_parse_is_refused(tokenizer_folder: Path) -> None:
+    """A mistake in --chat-template is said at the start, not to each client."""
+    done = run_here(
+        *("serve", "m", "--port", "0", "--tokenizer", str(tokenizer_folder)), "--chat-template", "{% for x %}"
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "does not parse" in done.stderr
 
 
 def test_a_rank_that_cannot_start_ends_all() -> None:
@@ -303,12 +341,24 @@ def test_vllms_spelling_of_flags_is_understood(tmp_path: Path) -> None:
         "--lora-modules",
         "a=p",
         '{"name":"b","path":"q"}',
+        "-dp",
+        "1",
         "--served-model-name",
         "x",
         "y",
     )
-    more = ("--gpu-memory-utilization", "0.9", "--enforce-eager", "--enable-lora", "--tensor-parallel-size=2")
+    port = free_base(1)
+    more = (
+        *events_on(port),
+        "-tp",
+        "2",
+        "--gpu-memory-utilization",
+        "0.9",
+        "--enforce-eager",
+        "--enable-lora",
+    )
     with process(tmp_path / "log", *arguments, *more) as served:
         cards = httpx.get(f"{served.url}/v1/models", timeout=DEADLINE_S).json()["data"]
         assert [card["id"] for card in cards] == ["x", "y", "a", "b"]
+        assert served.ready["ranks"][0]["endpoint"] == f"tcp://127.0.0.1:{port}"
         assert "without effect here" in served.log.read_text()

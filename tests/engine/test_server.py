@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,20 @@ def test_models_lists_the_adapters(client: httpx.Client) -> None:
         (b'{"prompt":[1],"stream":"yes"}', "$.stream"),
         (b'{"prompt":[1],"temperature":-1}', "$.temperature"),
         (b'{"prompt":[1],"n":0}', "$.n"),
+        (b'{"prompt":[1],"n":4097,"max_tokens":1}', "at most 4096 sequences"),
+        (
+            b'{"prompt":[' + b",".join([b"[1,2]"] * 33) + b'],"n":128,"max_tokens":1}',
+            "at most 4096 sequences",
+        ),
+        (b'{"prompt":[1],"n":2,"temperature":0}', "greedy"),
+        (b'{"prompt":"\xff"}', "not JSON"),
+        (b'{"prompt":["a","\xff"]}', "not JSON"),
+        (b'{"prompt":[1],"stop":["a","\xff"]}', "not JSON"),
+        (b'{"prompt":[1],"stop":""}', "stop string"),
+        (b'{"prompt":[1],"stop":["a",""]}', "stop string"),
+        (b'{"prompt":[1],"best_of":3}', "best_of"),
+        (b'{"prompt":[1],"echo":true,"logprobs":0}', "echo with logprobs"),
+        (b'{"prompt":[1],"truncate_prompt_tokens":1}', "truncate_prompt_tokens"),
         (b'{"prompt":[1],"priority":1}', "priority"),
         (b'{"prompt":[1],"stop":"x"}', "--tokenizer"),
         (b'{"prompt":[1],"stop_token_ids":[99999]}', "$.stop_token_ids[0]"),
@@ -256,6 +271,9 @@ def test_connector_brings_back_what_was_reset() -> None:
         assert 'prompt_tokens_cached_by_source_total{engine="0",model_name="null",source="host"} 16.0' in (
             client.get("/metrics").text
         )
+        loaded = 'event="loaded_blocks",model_name="null",part="connector"} 4.0'
+        wait_for(lambda: loaded in client.get("/metrics").text, "the connector's counters")
+        assert 'event="stores",model_name="null",part="host"}' in client.get("/metrics").text
         assert metric(client, "vllm:prefix_cache_hits_total") == 0
         both = "/reset_prefix_cache?reset_external=true"
         assert wait_for(lambda: client.post(both).json()["success"], "the reset of both")
@@ -324,15 +342,26 @@ def test_text_prompt_is_tokenized_as_tokenize_says(chatty: httpx.Client) -> None
     assert chatty.post("/detokenize", json={"tokens": tokens["tokens"][1:]}).json() == {"prompt": text}
 
 
+def finished(client: httpx.Client) -> Counter[str]:
+    """Return how many requests have ended, by why."""
+    lines = client.get("/metrics").text.splitlines()
+    counts = [line for line in lines if line.startswith("vllm:request_success_total{")]
+    return Counter(
+        {line.split('finished_reason="')[1].split('"')[0]: int(float(line.split()[-1])) for line in counts}
+    )
+
+
 def test_stop_string_ends_the_text(chatty: httpx.Client) -> None:
     """The text ends before the stop string, the engine's request with it."""
     body = {"prompt": "The quick brown fox", "max_tokens": 60, "ignore_eos": True}
     whole = complete(chatty, **body)["choices"][0]["text"]
+    before = finished(chatty)
     stop = whole[len(whole) // 2 : len(whole) // 2 + 2]
     answer = complete(chatty, **body, stop=[stop])["choices"][0]
     assert answer["text"] == whole[: whole.index(stop)]
     assert (answer["finish_reason"], answer["stop_reason"]) == ("stop", stop)
     wait_for(lambda: metric(chatty, "vllm:num_requests_running") == 0, "the end of the request")
+    assert wait_for(lambda: finished(chatty) - before, "its count") == Counter(stop=1)
 
 
 @pytest.mark.parametrize(
@@ -410,6 +439,30 @@ def test_logprobs_are_in_the_forms_of_the_apis(
         assert complete(client, prompt=[10, 11], max_tokens=1)["choices"][0]["logprobs"] is None
 
 
+class DyingRunner(NullRunner):
+    """Raises at a prompt of sixes."""
+
+    def execute(self, plan: StepPlan, requests: Mapping[str, Request]) -> dict[str, list[int]]:
+        """Fail as a broken device does."""
+        if any(request.all_token_ids[0] == 6 for request in requests.values()):
+            raise RuntimeError("the device is gone")
+        return super().execute(plan, requests)
+
+
+def test_dead_engine_answers_all_with_503(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once the engine's thread is dead nothing waits for it: all is a 503, and the server can end."""
+    monkeypatch.setattr("engine_ref.build.make_runner", lambda options: DyingRunner())
+    with serving(small_options()) as (client, frontend):
+        assert client.post("/v1/completions", json={"prompt": [6], "max_tokens": 2}).status_code == 503
+        assert client.get("/health").status_code == 503
+        assert client.post("/v1/completions", json={"prompt": [1], "max_tokens": 2}).status_code == 503
+        assert client.post("/reset_prefix_cache").status_code == 503
+        engine: Any = frontend.ranks[0]
+        pending = engine.reset_prefix_cache()
+        assert isinstance(pending.exception(timeout=DEADLINE_S), RuntimeError)
+        assert not frontend._generations
+
+
 SPECULATIVE = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 2}
 
 
@@ -459,6 +512,10 @@ def test_ranks_are_processes_behind_one_server() -> None:
         assert client.post("/reset_prefix_cache").json() == {"success": True}
         frontend.ranks[1]._process.kill()  # type: ignore[attr-defined]
         wait_for(lambda: client.get("/health").status_code == 503, "the rank's end")
+        assert client.post("/reset_prefix_cache").status_code == 503
+        assert frontend.ranks[1].reset_prefix_cache(
+            reset_running_requests=False, reset_external=False
+        ).result(timeout=DEADLINE_S) in (True, False)
 
 
 def stored_by(frontend: Frontend) -> dict[int | None, list[tuple[Any, ...]]]:
