@@ -17,7 +17,9 @@ __all__ = ["PROGRAMS", "go", "java", "python", "rust", "typescript"]
 
 
 def _built(command: Sequence[str], folder: Path) -> None:
-    done = subprocess.run(command, cwd=folder, capture_output=True, timeout=800, check=False)
+    done = subprocess.run(
+        command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, timeout=800, check=False
+    )
     if done.returncode:
         pytest.fail((done.stdout + done.stderr).decode(errors="replace")[-5000:])
 
@@ -61,7 +63,9 @@ def java() -> list[str]:
     folder = ROOT / "examples" / "hasher-java"
     build = [maven, "-q", "-B", "package"]
     # From Maven's local store where that suffices.
-    offline = subprocess.run([*build, "-o"], cwd=folder, capture_output=True, timeout=800, check=False)
+    offline = subprocess.run(
+        [*build, "-o"], cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, timeout=800, check=False
+    )
     if offline.returncode:
         _built(build, folder)
     return [java, "-jar", "examples/hasher-java/target/hasher.jar"]

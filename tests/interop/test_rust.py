@@ -33,7 +33,13 @@ WORKSPACE = ROOT / "sdk" / "rust"
 
 def _cargo(*arguments: str) -> None:
     done = subprocess.run(
-        [need("cargo"), *arguments], cwd=WORKSPACE, capture_output=True, text=True, timeout=800, check=False
+        [need("cargo"), *arguments],
+        cwd=WORKSPACE,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=800,
+        check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
@@ -49,6 +55,7 @@ def test_the_contract_table_is_the_python_one() -> None:
     done = subprocess.run(
         [sys.executable, "tools/gen_contract_rust.py", "--check"],
         cwd=ROOT,
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,
@@ -282,6 +289,7 @@ def test_the_program_passes_the_conformance_check(program: list[str]) -> None:
             shlex.join(program),
         ],
         cwd=ROOT,
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         check=False,
