@@ -83,7 +83,8 @@ def _last(log: Path, turn: int, place: int) -> dict[str, Any]:
     wanted = (turn - 1) * 3 + place + 1
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline:
-        lines = log.read_text().splitlines() if log.exists() else []
+        # What follows the last line end is still being written.
+        lines = log.read_text().split("\n")[:-1] if log.exists() else []
         if len(lines) >= wanted:
             return dict(json.loads(lines[wanted - 1]))
         time.sleep(0.01)
