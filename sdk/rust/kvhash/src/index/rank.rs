@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::combine::{continue_in_tier, Combination, GroupView, Kind};
+use super::combine::{continue_in_tier, gcd, Combination, GroupView, Kind};
 use super::layer::{Hashes, Layer, Parent, Stored};
 use crate::block_hash::BlockHash;
 use crate::events::{BlockRemoved, BlockStored, Event, EventBatch, HashValue, Integer, Value};
@@ -679,11 +679,4 @@ fn is_truthy(value: &Value<'_>) -> bool {
 
 fn is_remote(locality: Option<&str>) -> bool {
     locality.is_some_and(|locality| locality.to_uppercase() == "REMOTE")
-}
-
-fn gcd(mut a: u64, mut b: u64) -> u64 {
-    while b != 0 {
-        (a, b) = (b, a % b);
-    }
-    a
 }
