@@ -11,8 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,20 +31,12 @@ from engine_ref.server import Frontend, make_app
 from engine_ref.server.prompts import Prompts
 from engine_ref.server.text import EngineTokenizer
 
-DEADLINE_S = 30.0
+from ..waiting import DEADLINE_S, wait_for
+
 ROOT = Path(__file__).parents[2]
 EVENTS = KVEventsConfig(
     enable_kv_cache_events=True, endpoint="tcp://127.0.0.1:*", replay_endpoint="tcp://127.0.0.1:*"
 )
-
-
-def wait_for(condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> Any:
-    """Return the condition's first true value; fail when it does not come in time."""
-    end = time.monotonic() + deadline_s
-    while not (value := condition()):
-        assert time.monotonic() < end, f"{what} did not come within {deadline_s:g} s"
-        time.sleep(0.01)
-    return value
 
 
 def small_options(**changes: Any) -> EngineOptions:

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,25 +23,15 @@ from kvhash_router.residency import Residency
 
 from kvhash.index import ResidencyIndex
 
+from ..waiting import DEADLINE_S, wait_for
+
 ROOT = Path(__file__).parents[2]
 ENGINE = ROOT / "examples" / "router" / "demo_engine.py"
-DEADLINE_S = 30.0
 
 
 def environment() -> dict[str, str]:
     """Return the environment of children: what is importable here is importable there."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-
-
-def wait_for(condition: Callable[[], Any], what: str, *, seconds: float = DEADLINE_S) -> Any:
-    """Return the condition's first true value; fail when it has none within `seconds`."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.02)
-    raise AssertionError(f"waited {seconds:g} s for {what}")
 
 
 class EngineProcess:
