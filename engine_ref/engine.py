@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class Engine:
-    """Runs one core. `deliver` gets its reports, from the engine's threads, and must not block.
+    """Runs one core. `deliver` gets its reports, from the engine's threads, and may keep these waiting.
 
     `validate` raises what is wrong with a request for the model, KvHashErrors; it runs on the input thread.
     """

@@ -32,7 +32,8 @@ class EngineLoop:
     """Drives one engine core in a thread of its own.
 
     `deliver` gets a report after each step and each operation that changed something; it is called from that thread
-    and must not block. A step that raises ends the engine: every request gets an error, and `alive` is False.
+    and may keep it waiting, for a reader that is behind. A step that raises ends the engine: every request gets an
+    error, and `alive` is False.
     """
 
     def __init__(self, core: EngineCore, deliver: Callable[[StepReport], None], *, rank: int = 0) -> None:

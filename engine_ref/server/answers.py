@@ -29,7 +29,10 @@ def usage(generations: Sequence[Generation], n: int) -> dict[str, Any]:
 
 
 class Choice:
-    """One choice of an answer: its generation, and its text as it grows."""
+    """One choice of an answer: its generation, and its text as it grows.
+
+    With stop strings the text is made as the tokens come, so that none is taken after the one that ends it.
+    """
 
     def __init__(
         self,
@@ -49,6 +52,9 @@ class Choice:
         self._text: TextStream | TokenIdText = (
             TokenIdText() if tokenizer is None else TextStream(tokenizer, stop)
         )
+        self._found = ""
+        if stop and tokenizer is not None:
+            generation.find_stop = self._find_stop
         self.text = ""
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
@@ -60,17 +66,21 @@ class Choice:
     def push(self, token_ids: Sequence[int]) -> str:
         """Take in tokens; returns the text that they add. Sets ``finish_reason`` with the last."""
         new, self._echo = self._echo, ""
-        new += self._text.push(token_ids)
-        if self._text.stopped:
-            self.finish_reason, self.stop_reason = "stop", self._text.stop_string
-            self.generation.stopped_by_text = True
-            if self._include_stop:
-                new += self._text.stop_string or ""
-        elif self.generation.finished:
+        if self.generation.find_stop is None:
+            new += self._text.push(token_ids)
+        else:
+            new, self._found = new + self._found, ""
+        if self.generation.finished:
             new += self._text.finish()
+            if self._text.stopped and self._include_stop:
+                new += self._text.stop_string or ""
             self.finish_reason, self.stop_reason = self.generation.finish_reason, self.generation.stop_reason
         self.text += new
         return new
+
+    def _find_stop(self, token_ids: Sequence[int]) -> str | None:
+        self._found += self._text.push(token_ids)
+        return self._text.stop_string
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -190,8 +190,7 @@ class _Api:
         self, index: int, body: SamplingBody, request: EngineRequest, rank: int | None, *, echo: bool
     ) -> Choice:
         stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
-        # Only a text that a stop string may end must be looked at while it grows.
-        generation = self._frontend.submit(request, rank=rank, whole=not body.stream and not stop)
+        generation = self._frontend.submit(request, rank=rank, whole=not body.stream)
         return Choice(
             index,
             generation,

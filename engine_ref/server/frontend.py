@@ -1,6 +1,6 @@
 """What stands between HTTP and the engines: chooses a rank, hands tokens to who waits for them, keeps the metrics.
 
-It lives in one event loop. Engines report from threads of their own; a report costs the loop one wake-up.
+It lives in one event loop. Engines report from threads of their own.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ..metrics import EngineMetrics
 from ..report import EngineRequest, EngineStats, Output, StepReport
 from ..sampling import TokenLogprobs
 from .errors import ApiError, bad_request
+from .inbox import ReportInbox
 
 __all__ = ["Frontend", "Generation", "Rank"]
 
@@ -70,8 +71,8 @@ class Generation:
         self.num_cached_tokens = 0
         self.error: str | None = None
         self.refused = self.stopped = False
-        #: A stop string has ended its text.
-        self.stopped_by_text = False
+        #: Gets tokens as they come, and returns the stop string that has ended their text, if one has.
+        self.find_stop: Callable[[Sequence[int]], str | None] | None = None
         self.arrived = time.monotonic()
         self.last_output = 0.0
         #: Whether the reader has all of it.
@@ -87,8 +88,8 @@ class Generation:
         """Whether no more tokens come."""
         return self.finish_reason is not None
 
-    def take(self, output: Output) -> None:
-        """Take in what the engine gave."""
+    def take(self, output: Output) -> bool:
+        """Take in what the engine gave; returns whether a stop string has ended it, which the engine cannot know."""
         self.token_ids += output.token_ids
         self.num_cached_tokens = output.num_cached_tokens
         self.stop_reason = output.stop_reason
@@ -98,8 +99,12 @@ class Generation:
             self.prompt_logprobs = output.prompt_logprobs
         self.error, self.refused, self.stopped = output.error, output.refused, output.stopped
         self.finish_reason = output.finish_reason
+        stop = self.find_stop(output.token_ids) if self.find_stop and output.token_ids else None
+        if stop is not None:
+            self.finish_reason, self.stop_reason = "stop", stop
         if self.finished or not self._whole:
             self._ready.set()
+        return stop is not None
 
     async def next(self) -> list[int]:
         """Wait for more; returns the tokens since the last call. Raises ApiError when the engine failed."""
@@ -124,9 +129,9 @@ class Frontend:
         self, make_rank: Callable[[int, Callable[[StepReport], None]], Rank], metrics: EngineMetrics
     ) -> None:
         self.metrics = metrics
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._inbox = ReportInbox(self._take)
         self._generations: dict[str, Generation] = {}
-        #: Requests that were ended because their texts had: they are no aborts.
+        #: Requests whose texts have ended: however the engine ends them, that is why.
         self._stopped_by_text: set[str] = set()
         self._in_flight = [0] * len(metrics.ranks)
         self._draining = False
@@ -134,7 +139,7 @@ class Frontend:
         self.ranks: list[Rank] = []
         try:
             for rank in range(len(metrics.ranks)):
-                self.ranks.append(make_rank(rank, self._deliver))
+                self.ranks.append(make_rank(rank, self._inbox.put))
             for made in self.ranks:
                 made.wait_ready()
         except BaseException:
@@ -144,7 +149,7 @@ class Frontend:
 
     def start(self) -> None:
         """Start the engines; reports come to the running event loop."""
-        self._loop = asyncio.get_running_loop()
+        self._inbox.open()
         for rank in self.ranks:
             rank.start()
 
@@ -171,8 +176,6 @@ class Frontend:
     def leave(self, generation: Generation) -> None:
         """Say that nobody reads a generation any more: the engine ends it, unless it has ended."""
         if not generation.finished:
-            if generation.stopped_by_text and generation.request.request_id in self._generations:
-                self._stopped_by_text.add(generation.request.request_id)
             self.ranks[generation.rank].abort(generation.request.request_id)
             self._forget(generation)
 
@@ -226,6 +229,7 @@ class Frontend:
     def close(self, *, timeout: float = 10.0) -> bool:
         """Stop the engines; returns whether each published all its events."""
         self._draining = True
+        self._inbox.close()
         closed = [rank.close(timeout=timeout) for rank in self.ranks]
         return all(closed)
 
@@ -234,14 +238,6 @@ class Frontend:
             self._in_flight[generation.rank] -= 1
             if not self._generations:
                 self._idle.set()
-
-    def _deliver(self, report: StepReport) -> None:
-        """Take a report from an engine's thread."""
-        assert self._loop is not None
-        try:
-            self._loop.call_soon_threadsafe(self._take, report)
-        except RuntimeError:  # the loop is closed: nobody reads any more
-            return
 
     def _take(self, report: StepReport) -> None:
         self._take_outputs(report.rank, report.outputs)
@@ -269,7 +265,10 @@ class Frontend:
                     between=None if first else now - generation.last_output,
                 )
                 generation.last_output = now
-            generation.take(output)
+            if generation.take(output):
+                self._stopped_by_text.add(output.request_id)
+                if output.finish_reason is None:
+                    self.ranks[rank].abort(output.request_id)
             if generation.finished:
                 self.metrics.observe_times(rank, whole=now - generation.arrived)
                 self._forget(generation)

@@ -357,9 +357,18 @@ def test_stop_string_ends_the_text(chatty: httpx.Client) -> None:
     whole = complete(chatty, **body)["choices"][0]["text"]
     before = finished(chatty)
     stop = whole[len(whole) // 2 : len(whole) // 2 + 2]
-    answer = complete(chatty, **body, stop=[stop])["choices"][0]
+    stopped = complete(chatty, **body, stop=[stop], return_token_ids=True)
+    answer = stopped["choices"][0]
     assert answer["text"] == whole[: whole.index(stop)]
     assert (answer["finish_reason"], answer["stop_reason"]) == ("stop", stop)
+    # No token after the one that ends the text is given or counted, however far the engine was ahead.
+    used = stopped["usage"]["completion_tokens"]
+    assert len(answer["token_ids"]) == used
+    detokenized = [
+        chatty.post("/detokenize", json={"tokens": answer["token_ids"][:count]}).json()["prompt"]
+        for count in (used, used - 1)
+    ]
+    assert [stop in text for text in detokenized] == [True, False]
     wait_for(lambda: metric(chatty, "vllm:num_requests_running") == 0, "the end of the request")
     assert wait_for(lambda: finished(chatty) - before, "its count") == Counter(stop=1)
 
