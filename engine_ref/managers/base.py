@@ -66,6 +66,14 @@ class GroupManager:
 
     # ---- counting and taking
 
+    def has_room(self, request: Request, num_tokens: int) -> bool:
+        """Whether a running request can go on to `num_tokens` as it is: nothing to take, to cache or to free.
+
+        A kind may say False without looking; then everything is looked at.
+        """
+        del request, num_tokens
+        return False
+
     def num_blocks_to_allocate(
         self,
         request_id: str,

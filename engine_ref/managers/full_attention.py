@@ -48,6 +48,18 @@ class FullAttentionManager(GroupManager):
             del row[cdiv(length, size) :]
         return GroupHit(blocks, length)
 
+    def has_room(self, request: Request, num_tokens: int) -> bool:
+        """Whether the blocks held are enough and all full ones are cached; so it is in most steps of a decode."""
+        request_id, size = request.request_id, self.block_size
+        cached = self.num_cached.get(request_id)
+        return (
+            cached is not None
+            and num_tokens <= len(self.req_to_blocks[request_id]) * size
+            and min(num_tokens, request.num_tokens) < (cached + 1) * size
+            and size == self.pool.hash_block_size
+            and request_id not in self._partial_hits
+        )
+
     def cache_blocks(self, request: Request, num_tokens: int) -> None:
         """Cache full blocks, and the prompt's last hash boundary where it lies inside a block."""
         super().cache_blocks(request, num_tokens)

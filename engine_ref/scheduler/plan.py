@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..coordinator import CacheConfig
 from ..request import Request
@@ -46,8 +46,7 @@ class NewRequest:
     block_ids: list[list[int]]
 
 
-@dataclass(frozen=True, slots=True)
-class CachedRequest:
+class CachedRequest(NamedTuple):
     """A request that ran before: the blocks it gets now, None for none; a resumed one gets its whole table."""
 
     request_id: str

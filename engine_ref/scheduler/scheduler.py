@@ -148,15 +148,16 @@ class Scheduler:
             >= request.num_prompt_tokens + request.max_tokens
         ):
             return 0  # the tokens in flight end it
-        count = request.num_tokens + len(request.spec_token_ids) + placeholders - request.num_computed_tokens
+        computed = request.num_computed_tokens
+        count = len(request.all_token_ids) + len(request.spec_token_ids) + placeholders - computed
         if 0 < step.long_prefill < count:
             count = step.long_prefill
-        count = min(count, step.budget, self.config.max_model_len - request.num_computed_tokens - 1)
-        return self._align_to_states(request, count)
+        count = min(count, step.budget, self.config.cache.max_model_len - computed - 1)
+        return self._align_to_states(request, count) if self._state_block_size else count
 
     def _allocate_or_preempt(
         self, request: Request, new_tokens: int, index: int, step: _Step
-    ) -> tuple[tuple[list[Block], ...] | None, int]:
+    ) -> tuple[tuple[Sequence[Block], ...] | None, int]:
         """Allocate, preempting others until it fits or the request itself is preempted."""
         while True:
             blocks = self.cache.allocate_slots(
@@ -291,9 +292,11 @@ class Scheduler:
     def _align_to_states(self, request: Request, new_tokens: int, num_hit_tokens: int = 0) -> int:
         """Shorten a chunk of a prompt so that it ends where a state can be cached (Mamba groups only)."""
         size = self._state_block_size
+        if not size:
+            return new_tokens
         start = request.num_computed_tokens + num_hit_tokens
         prefill_end = max(request.num_prompt_tokens, request.num_tokens - 1)
-        if not size or start >= prefill_end:
+        if start >= prefill_end:
             return new_tokens
         coordinator = self.cache.coordinator
         drop, lookahead = self.config.cache.use_eagle, request.chain.hasher.lookahead
@@ -365,11 +368,11 @@ class Scheduler:
 
     def _after_schedule(self, plan: StepPlan) -> None:
         for request_id, count in plan.num_scheduled_tokens.items():
-            request = self.requests[request_id]
+            request = plan.requests[request_id]
             request.num_computed_tokens += count
             request.num_in_flight_tokens += count
             request.is_prefill_chunk = (
-                request.num_computed_tokens < request.num_tokens + request.num_output_placeholders
+                request.num_computed_tokens < len(request.all_token_ids) + request.num_output_placeholders
             )
             plan.samples[request_id] = not request.is_prefill_chunk
 
@@ -405,8 +408,9 @@ class Scheduler:
             if tokens and self._take_tokens(request, tokens, stale=stale):
                 stopped.append(request)
             got[request_id] = tokens
-        self.running = [request for request in self.running if request not in stopped]
-        self.waiting.remove(stopped)
+        if stopped:
+            self.running = [request for request in self.running if request not in stopped]
+            self.waiting.remove(stopped)
         return got
 
     def _take_tokens(self, request: Request, tokens: list[int], *, stale: bool) -> bool:
