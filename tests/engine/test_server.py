@@ -527,6 +527,38 @@ def test_ranks_are_processes_behind_one_server() -> None:
         ).result(timeout=DEADLINE_S) in (True, False)
 
 
+def test_a_rank_that_dies_ends_its_requests_alone() -> None:
+    """After kill -9 of a rank its stream ends with an error that says so, the other rank's stream goes on to its end."""
+    options = small_options(max_model_len=100_000, num_gpu_blocks=50_002)
+
+    def make_rank(rank: int, deliver: Any) -> RankProcess:
+        return RankProcess(options, deliver, rank=rank)
+
+    def generate(rank: int, max_tokens: int) -> Any:
+        body = {"prompt": [1] * 9, "max_tokens": max_tokens, "stream": True}
+        headers = {"X-data-parallel-rank": str(rank)}
+        return client.stream("POST", "/v1/completions", json=body, headers=headers)
+
+    with (
+        serving(options, make_rank=make_rank, ranks=2) as (client, frontend),
+        generate(0, 3000) as lives,
+        generate(1, 90_000) as dies,
+    ):
+        answers = [answer.iter_lines() for answer in (dies, lives)]
+        begun = [next(lines) for lines in answers]
+        frontend.ranks[1]._process.kill()  # type: ignore[attr-defined]
+        ended, whole = (
+            [json.loads(text) for line in (first, *lines) if (text := line[6:]) not in ("", "[DONE]")]
+            for first, lines in zip(begun, answers, strict=True)
+        )
+        assert ended[-1]["error"]["code"] == 503
+        assert "died" in ended[-1]["error"]["message"]
+        tokens = [token for chunk in whole for token in chunk["choices"][0]["token_ids"]]
+        assert tokens == expected_tokens([1] * 9, 3000)
+        assert client.post("/v1/completions", json={"prompt": [1]}).status_code == 503
+        assert not frontend._generations
+
+
 def stored_by(frontend: Frontend) -> dict[int | None, list[tuple[Any, ...]]]:
     """Return the hashes that each rank published, from its replay."""
     stored: dict[int | None, list[tuple[Any, ...]]] = {}
