@@ -528,7 +528,7 @@ def test_ranks_are_processes_behind_one_server() -> None:
 
 
 def test_a_rank_that_dies_ends_its_requests_alone() -> None:
-    """After kill -9 of a rank its stream ends with an error that says so, the other rank's stream goes on to its end."""
+    """After kill -9 of a rank its stream ends with an error that says so; the other rank goes on to its end."""
     options = small_options(max_model_len=100_000, num_gpu_blocks=50_002)
 
     def make_rank(rank: int, deliver: Any) -> RankProcess:
