@@ -53,7 +53,6 @@ class CacheManager:
         self.coordinator = Coordinator(config, self.pool)
         self.watermark_blocks = int(config.watermark * config.num_blocks)
         self.stats = CacheStats()
-        self._nothing: tuple[Sequence[Block], ...] = ((),) * len(config.groups)
 
     def get_computed_blocks(self, request: Request) -> Hit:
         """Return the cached prefix of a request, at most all tokens but the last (its logits are needed).
@@ -74,6 +73,18 @@ class CacheManager:
             return
         self.stats.record(request.num_tokens, num_hit_tokens, preempted=request.num_preemptions > 0)
 
+    def has_room(self, request: Request, num_tokens: int) -> bool:
+        """Whether a running request can go on to `num_tokens` with nothing to take, cache or free.
+
+        Then `allocate_slots` would change nothing; so it is in most steps of a decode.
+        """
+        if num_tokens > self.config.max_model_len:
+            return False
+        for manager in self.coordinator.managers:  # noqa: SIM110  (a generator costs more than the answer)
+            if not manager.has_room(request, num_tokens):
+                return False
+        return True
+
     def allocate_slots(
         self,
         request: Request,
@@ -86,7 +97,7 @@ class CacheManager:
         full_sequence_must_fit: bool = False,
         reserved_blocks: int = 0,
         has_scheduled_requests: bool = True,
-    ) -> tuple[Sequence[Block], ...] | None:
+    ) -> tuple[list[Block], ...] | None:
         """Give a request slots for `num_new_tokens` more tokens; returns the new blocks, or None if they do not fit.
 
         `hit`: the cached prefix of a request that is not running. `num_lookahead_tokens`: slots for drafts, never
@@ -97,11 +108,6 @@ class CacheManager:
         """
         if num_new_tokens == 0 and num_external_tokens == 0 and (hit is None or hit.num_tokens == 0):
             raise ValueError("an allocation needs new tokens, hit tokens or external tokens")
-        if hit is None and not num_external_tokens and not full_sequence_must_fit:
-            # Most steps of a decode fill slots that are there.
-            num_tokens = request.num_computed_tokens + num_new_tokens + num_lookahead_tokens
-            if num_tokens <= self.config.max_model_len and self.coordinator.has_room(request, num_tokens):
-                return self._nothing
         hit_blocks: Sequence[Sequence[Block]] = hit.blocks if hit else [()] * len(self.config.groups)
         max_len = self.config.max_model_len
         local = request.num_computed_tokens + (hit.num_tokens if hit else 0)

@@ -170,10 +170,6 @@ class Coordinator:
 
     # ---- allocation
 
-    def has_room(self, request: Request, num_tokens: int) -> bool:
-        """Whether a running request can go on to `num_tokens` with nothing to take, cache or free in any group."""
-        return all([manager.has_room(request, num_tokens) for manager in self.managers])
-
     def num_blocks_to_allocate(
         self,
         request_id: str,

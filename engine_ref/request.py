@@ -84,6 +84,8 @@ class Request:
             prompt_embeds=prompt_embeds,
         )
         self.block_hashes: list[ChainValue] = self.chain.block_hashes
+        self._num_chained = self.num_prompt_tokens
+        self._next_hash_at = self._tokens_for_next_hash()
 
         self.status = RequestStatus.WAITING
         self.stop_reason: int | None = None
@@ -126,8 +128,15 @@ class Request:
 
     def append_output(self, token_ids: Sequence[int]) -> None:
         """Add output tokens and the hashes of the blocks that they complete."""
-        self.block_hashes += self.chain.append(token_ids)
         self.all_token_ids += token_ids
+        if len(self.all_token_ids) >= self._next_hash_at:
+            self.block_hashes += self.chain.append(self.all_token_ids[self._num_chained :])
+            self._num_chained = len(self.all_token_ids)
+            self._next_hash_at = self._tokens_for_next_hash()
+
+    def _tokens_for_next_hash(self) -> int:
+        hasher = self.chain.hasher
+        return (len(self.block_hashes) + 1) * hasher.span + hasher.lookahead
 
     def event_extra_keys(self, start: int, end: int) -> ExtraKeys:
         """Return the extra keys of the tokens `start` to `end` as a block of that span publishes them."""

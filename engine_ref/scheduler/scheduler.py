@@ -113,20 +113,24 @@ class Scheduler:
         return plan
 
     def _schedule_running(self, step: _Step) -> None:
-        index = 0
+        index, lookahead = 0, self.config.num_lookahead_tokens
+        nothing: list[list[int]] = [[] for _ in self.config.cache.groups]
         while index < len(self.running) and step.budget > 0:
             request = self.running[index]
             new_tokens = self._num_running_tokens(request, step)
             if new_tokens <= 0:
                 index += 1
                 continue
-            blocks, index = self._allocate_or_preempt(request, new_tokens, index, step)
-            if blocks is None:
-                if self.config.policy == "priority" and request.status is RequestStatus.PREEMPTED:
-                    continue  # it gave way to another; the ones behind it may go on
-                break
+            if self.cache.has_room(request, request.num_computed_tokens + new_tokens + lookahead):
+                step.take(request, new_tokens, nothing)
+            else:
+                blocks, index = self._allocate_or_preempt(request, new_tokens, index, step)
+                if blocks is None:
+                    if self.config.policy == "priority" and request.status is RequestStatus.PREEMPTED:
+                        continue  # it gave way to another; the ones behind it may go on
+                    break
+                step.take(request, new_tokens, [[block.block_id for block in row] for row in blocks])
             step.running.append(request)
-            step.take(request, new_tokens, [[block.block_id for block in row] for row in blocks])
             step.prefill = step.prefill or request.is_prefill_chunk
             index += 1
             if request.spec_token_ids:
@@ -157,7 +161,7 @@ class Scheduler:
 
     def _allocate_or_preempt(
         self, request: Request, new_tokens: int, index: int, step: _Step
-    ) -> tuple[tuple[Sequence[Block], ...] | None, int]:
+    ) -> tuple[tuple[list[Block], ...] | None, int]:
         """Allocate, preempting others until it fits or the request itself is preempted."""
         while True:
             blocks = self.cache.allocate_slots(
