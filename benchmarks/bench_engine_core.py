@@ -181,13 +181,14 @@ def time_beside_hashing(prompts: int, *, hashed: bool = True) -> tuple[list[list
     long_prompts = [prompt(10_000 + number, LONG) for number in range(prompts)]
     gc.collect()
     gc.freeze()  # as the server does: what lives as long as the engine need not be looked at again
-    while len(ends) < 50:
-        reports.get(timeout=60)
     alone: list[float] = []
     for tokens in long_prompts:
         began = time.perf_counter()
         HASHER.chain(tokens)
         alone.append(time.perf_counter() - began)
+    settled = len(ends) + 50
+    while len(ends) < settled:
+        reports.get(timeout=60)
     marks = []
     for number, tokens in enumerate(long_prompts):
         marks.append(len(ends))
