@@ -262,14 +262,19 @@ def test_a_clock_set_back_is_no_end() -> None:
     assert _short(records)[-1] == 19
 
 
-@pytest.mark.parametrize("block", range(10))
+def _blocks(short: int, whole: int) -> list[object]:
+    """Return the numbers of blocks of a hundred stories; those after the first `short` are for the long tests."""
+    return [pytest.param(i, marks=pytest.mark.long if i >= short else ()) for i in range(whole)]
+
+
+@pytest.mark.parametrize("block", _blocks(3, 10))
 def test_random_stories_end_in_the_truth(block: int) -> None:
     """Drops, repeats, delays, stalls, restarts: each number of the last life is delivered or reported lost."""
     for seed in range(block * 100, block * 100 + 100):
         check_story(run_story(seed))
 
 
-@pytest.mark.parametrize("block", range(3))
+@pytest.mark.parametrize("block", _blocks(1, 3))
 def test_random_stories_without_replay(block: int) -> None:
     """Without a replay endpoint and restarts the same holds."""
     for seed in range(block * 100, block * 100 + 100):
