@@ -72,12 +72,12 @@ def test_the_crate_is_formatted() -> None:
 def test_clippy_finds_nothing() -> None:
     """Clippy has no warning, in the crate, its program, its tests and its binding."""
     need("cargo-clippy")
-    _cargo("clippy", "--release", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings")
+    _cargo("clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings")
 
 
 def test_unit_and_documentation_tests_pass() -> None:
     """The crate's own tests pass, the examples of its documentation among them."""
-    _cargo("test", "--release", "--package", "kvhash", "--quiet")
+    _cargo("test", "--package", "kvhash", "--quiet")
 
 
 @pytest.mark.parametrize("release", RELEASES)
