@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from kvhash import BlockHasher, KvHashError
+from kvhash._backend import native_module
 from kvhash._errors import UsageError
 from kvhash.events.decode import decode_batch
 from kvhash.events.encode import encode_batch
@@ -24,8 +28,10 @@ from kvhash.index import (
     State,
 )
 
+from ..interop.toolchain import need
 from .build import CLEARED, HASHER, SIZE, batch, record, removed, stored
 
+ROOT = Path(__file__).parents[2]
 H = list(range(101, 161))
 TOKENS = list(range(60))
 
