@@ -16,9 +16,10 @@ from kvhash.events.schema import BlockStored, UndecodableEvent
 from kvhash.index import EngineSettings, ResidencyIndex, State
 from kvhash.index.shared import SharedResidencyIndex
 
+from ..waiting import wait_for
 from .build import CLEARED, HASHER, SIZE, record, removed, stored
 from .fleet import held
-from .redis_server import RedisServer
+from .redis_server import RedisCluster, RedisServer
 
 H = list(range(101, 161))
 
@@ -295,6 +296,41 @@ def test_no_command_crosses_the_slots_of_a_cluster() -> None:
         assert index.remove("b")
     finally:
         server.close()
+
+
+@pytest.mark.timeout(120)
+def test_engines_spread_over_the_nodes_of_a_cluster() -> None:
+    """Three nodes and a cluster's client: the embedded one's answers; away as a whole, it waits, and goes on."""
+    cluster = RedisCluster()
+    try:
+        rng = random.Random(4)
+        client = cluster.client()
+        embedded = ResidencyIndex(clock=lambda: 5.0)
+        index = SharedResidencyIndex(client, retry_s=0.0, clock=lambda: 5.0)
+        names = [f"engine-{number}" for number in range(8)]
+        for name in names:
+            for item in random_stream(rng, 20):
+                for each in (embedded, index):
+                    each.apply_record(name, item)
+        same(embedded, index, random_stream.chains)  # type: ignore[attr-defined]
+        assert {held(index, name) == held(embedded, name) for name in names} == {True}
+        nodes = {client.get_node_from_key(f"kvhash:{{{name}}}:meta").port for name in names}
+        assert nodes == set(cluster.ports), "engines on one node only"
+        assert index.remove("engine-3")
+        assert "engine-3" not in index.engines()
+        cluster.stop()
+        assert index.longest_prefix(H, ["engine-1"])["engine-1"].blocks == 0
+        assert index.knowledge("engine-1").reasons == ("store-unreachable",)
+        late = record(10**6, stored(H[:2]), ts=1e9)
+        index.apply_record("engine-1", late)
+        embedded.apply_record("engine-1", late)
+        assert index.pending == 1
+        cluster.start()
+        cluster.settle()
+        wait_for(index.flush, "the record to be written")
+        assert held(index, "engine-1") == held(embedded, "engine-1")
+    finally:
+        cluster.close()
 
 
 def test_bad_clients_and_options_are_refused() -> None:
