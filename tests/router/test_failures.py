@@ -17,6 +17,7 @@ import httpx
 import pytest
 from kvhash_router.config import HealthConfig, ProxyConfig
 from kvhash_router.decision_log import DecisionLog
+from kvhash_router.prompts import PromptHasher
 from kvhash_router.residency import StoreUnavailableError
 
 from kvhash.index import ResidencyIndex
@@ -417,6 +418,36 @@ def test_client_that_hangs_up_cancels_its_request(stream: bool) -> None:
         wait_for(lambda: running.state("e0")["in_flight"] == 0, "the router's end of it")
         assert running.state("e0")["queued_tokens"] == 0
         assert running.metric('kvhash_router_requests_total{engine="e0",outcome="client-gone"}') == 1
+
+
+def test_long_texts_do_not_hold_up_short_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many long texts are being tokenized, a short prompt, and a long one of token ids, are planned at once."""
+    let_go, begun = threading.Event(), threading.Semaphore(0)
+    plan = PromptHasher.plan
+
+    def slow(self: PromptHasher, body: Any, adapter: Any, **options: Any) -> Any:
+        if isinstance(body["prompt"], str):
+            begun.release()
+            assert let_go.wait(DEADLINE_S)
+        return plan(self, body, adapter, **options)
+
+    monkeypatch.setattr(PromptHasher, "plan", slow)
+    with stubs(answers) as served, router(served) as running:
+        statuses: list[int] = []
+        long = [
+            threading.Thread(target=lambda: statuses.append(running.complete("x" * 300_000).status_code))
+            for _ in range(8)
+        ]
+        for one in long:
+            one.start()
+        assert begun.acquire(timeout=DEADLINE_S)
+        assert running.complete(PROMPT).status_code == 200
+        assert running.complete(list(range(10_000, 70_000))).status_code == 200
+        assert statuses == []
+        let_go.set()
+        for one in long:
+            one.join(DEADLINE_S)
+        assert statuses == [200] * 8
 
 
 def left_behind(streams: list[tuple[str, list[float]]], number: int) -> float:
