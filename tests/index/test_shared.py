@@ -298,6 +298,38 @@ def test_no_command_crosses_the_slots_of_a_cluster() -> None:
         server.close()
 
 
+def test_a_store_that_went_back_is_not_believed(server: RedisServer) -> None:
+    """It comes back with an older state, as after a crash: the next batch shows the loss, and a clear heals it.
+
+    Whoever brings the batches since once more, before a newer one, makes it exact again.
+    """
+    client = server.client()
+    records = [record(seq, stored(H[seq : seq + 1], H[seq - 1] if seq else None)) for seq in range(10)]
+
+    def went_back_to(position: int) -> SharedResidencyIndex:
+        client.flushall()
+        writer = shared(server)
+        writer.apply_records("a", records[:position])
+        old = {key: client.dump(key) for key in client.keys("kvhash:*")}
+        writer.apply_records("a", records[position:9])
+        client.flushall()
+        for key, value in old.items():
+            client.restore(key, 0, value)
+        return writer
+
+    continuing = went_back_to(5)
+    assert continuing.position("a", 0) == 4
+    continuing.apply_record("a", records[9])
+    assert continuing.knowledge("a").reasons == ("lost",)
+    assert continuing.longest_prefix(H)["a"].blocks == 5
+    continuing.apply_record("a", record(10, CLEARED))
+    assert continuing.knowledge("a").state is State.EXACT
+    replaying = went_back_to(5)
+    replaying.apply_records("a", records)
+    assert replaying.knowledge("a").state is State.EXACT
+    assert replaying.longest_prefix(H)["a"].blocks == 10
+
+
 @pytest.mark.timeout(120)
 def test_engines_spread_over_the_nodes_of_a_cluster() -> None:
     """Three nodes and a cluster's client: the embedded one's answers; away as a whole, it waits, and goes on."""

@@ -38,7 +38,7 @@ def _alone(
     """Return a method that one thread at a time is in."""
 
     @functools.wraps(method)
-    def alone(index: ResidencyIndex, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    def alone(index: ResidencyIndex, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
         with index._lock:
             return method(index, *args, **kwargs)
 

@@ -455,7 +455,8 @@ class SharedResidencyIndex:
                 names = [self._key(engine, kind, number, place) for kind in "be"]
                 lower = place.tier != self._order[0] or place.remote
                 # Not `eval`, which a cluster's pipelines do not have.
-                pipeline.execute_command("EVAL", _READ, 2, *names, text, "1" if lower else "0")
+                chunks = "1" if lower else "0"
+                pipeline.execute_command("EVAL", _READ, 2, *names, text, chunks)  # type: ignore[no-untyped-call]
             holding = set()
             for at, digits in zip(asked, pipeline.execute(), strict=True):
                 layers[at].take(window, digits)
