@@ -15,12 +15,12 @@ from ..interop.toolchain import need
 
 ROOT = Path(__file__).parents[2]
 #: What needs an index and no more; test_native.py compares the two forms itself.
-FILES = ["test_rules.py", "test_recorded.py", "test_model.py"]
+FILES = ["test_rules.py", "test_recorded.py", "test_model.py", "test_threads.py"]
 
 
 @pytest.mark.timeout(120)
 def test_the_other_form_passes_too() -> None:
-    """The form that this run does not use passes the rules, the recordings and the model."""
+    """The form that this run does not use passes the rules, the recordings, the model, and the threads."""
     other = "native" if os.environ.get("KVHASH_BACKEND") == "python" else "python"
     if other == "native" and native_module() is None:
         need("a build of kvhash._native")
