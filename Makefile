@@ -75,8 +75,8 @@ check: $(STAMP)
 	@if command -v go >/dev/null; then echo "== gofmt, go vet"; for module in sdk/go examples/router-go; do (cd $$module && test -z "$$(gofmt -l .)" && go vet ./...) || exit 1; done; \
 	elif [ -n "$$KVHASH_REQUIRE_ALL" ]; then echo "go is required and missing"; exit 1; \
 	else echo "== go is not installed: its checks are skipped"; fi
-	@if command -v cargo >/dev/null; then echo "== cargo fmt, clippy, doc"; cd sdk/rust && cargo fmt --all --check && cargo clippy --quiet --workspace --all-targets -- -D warnings \
-	    && RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps --workspace; \
+	@if command -v cargo >/dev/null; then echo "== cargo fmt, clippy, doc"; for crates in sdk/rust examples/router-rust; do (cd $$crates && cargo fmt --all --check && cargo clippy --quiet --workspace --all-targets -- -D warnings \
+	    && RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps --workspace) || exit 1; done; \
 	elif [ -n "$$KVHASH_REQUIRE_ALL" ]; then echo "cargo is required and missing"; exit 1; \
 	else echo "== cargo is not installed: its checks are skipped"; fi
 

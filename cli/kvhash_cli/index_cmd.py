@@ -130,8 +130,19 @@ def _settings(options: Mapping[str, Any], block_size: int) -> dict[str, Any]:
 
 def _prompt(query: str) -> dict[str, Any]:
     """Return the prompt's fields of a request line."""
-    data = Path(query).read_bytes() if query != "-" and _is_file(query) else read_value(query, "--query")
-    value = parse_json(data, what="--query")
+    what = "--query"
+    if query != "-" and _is_file(query):
+        what = f"the file of --query, {query},"
+        data: bytes | str = Path(query).read_bytes()
+    elif query.strip() and query.lstrip()[0] not in "[{-@":
+        raise InvalidRequestError(
+            f"--query: there is no file {query!r:.200}; expected a file, - for standard input, or JSON: a list of "
+            'token ids, or an object as in a request line ({"tokens":[...]})',
+            code="no-such-file",
+        )
+    else:
+        data = read_value(query, "--query")
+    value = parse_json(data, what=what)
     if isinstance(value, list):
         value = {"tokens": value}
     if not isinstance(value, Mapping) or "tokens" not in value:

@@ -236,6 +236,26 @@ def test_a_replay_socket_that_never_answers() -> None:
     assert _seqs(records)[0] == (lost[0].last + 1 if lost else 0)
 
 
+def test_a_restart_that_says_nothing_is_seen_at_the_new_connection() -> None:
+    """Killed and started again, nothing published since: a Restart, though no message and no silence told it."""
+    first = _publisher()
+    first.publish(_batch(0))
+    source = _source(first)
+    with Subscriber(source, from_seq="start", probe_idle_s=None) as subscriber:
+        _until(subscriber, lambda r: _seqs(r) == [0])
+        # The first connection is made before there is a second one.
+        first.publish(_batch(1))
+        _until(subscriber, lambda r: _seqs(r) == [1])
+        first.close()
+        with Publisher(
+            source.endpoint.replace("127.0.0.1", "*"), str(source.replay_endpoint), release="0.33.0"
+        ) as second:
+            records = _until(subscriber, lambda r: any(isinstance(one, Restart) for one in r))
+            assert _seqs(records) == []
+            second.publish(_batch(0))
+            assert _seqs(_until(subscriber, lambda r: len(_seqs(r)) >= 1)) == [0]
+
+
 def test_a_restart_over_sockets() -> None:
     """The engine is killed and started again on its port: a Restart, then the new life from its first batch."""
     first = _publisher()

@@ -217,6 +217,62 @@ def test_a_probe_finds_what_was_missed_last() -> None:
     assert tracker.replay is None
 
 
+def test_a_publisher_that_has_nothing_of_what_it_sent_is_in_a_new_life() -> None:
+    """It keeps its newest batches: no answer to the question for the last one shows a restart that said nothing."""
+    tracker = _tracker()
+    tracker.start_from(0, 0)
+    for seq in (0, 1):
+        tracker.reply(_reply(seq), 0)
+    assert _short(tracker.reply(_reply(-1), 0)) == [0, 1]
+    tracker.probe(10)
+    assert tracker.reply(_reply(1), 10) == []
+    assert tracker.reply(_reply(-1), 10) == []
+    tracker.probe(20)
+    assert _short(tracker.reply(_reply(-1), 20)) == ["Restart"]
+    assert _short(tracker.live(_live(0, ts=50.0), 30)) == [0]  # whatever its clock says
+
+
+def test_a_publisher_that_keeps_nothing_is_not_taken_for_a_new_one() -> None:
+    """One whose replays never brought anything says nothing by an empty one; neither does one that does not answer."""
+    tracker = _tracker()
+    tracker.live(_live(0), 0)
+    tracker.probe(10, verify=True)
+    assert tracker.reply(_reply(-1), 10) == []
+    assert _short(tracker.live(_live(1), 11)) == [1]
+    tracker.probe(20, verify=True)
+    tracker.reply(_reply(1), 20)
+    tracker.reply(_reply(-1), 20)
+    tracker.probe(30, verify=True)
+    assert tracker.tick(100) == []
+    assert tracker.replay is None
+
+
+def test_after_a_new_connection_nothing_is_delivered_before_the_life_is_known() -> None:
+    """A life of one batch, then one whose batch 1 comes first: batch 0 of the replay differs, so it is a new life."""
+    tracker = _tracker()
+    tracker.live(_live(0), 0)
+    tracker.probe(10, verify=True)
+    assert tracker.live(_live(1, ts=2001.0), 10) == []
+    assert _short(tracker.reply(_reply(0, ts=2000.0), 10)) == ["Restart"]
+    for seq in (0, 1):
+        tracker.reply(_reply(seq, ts=2000.0 + seq), 10)
+    assert _short(tracker.reply(_reply(-1), 10)) == [0, 1]
+
+
+def test_a_connection_made_during_a_replay_is_looked_at_afterwards() -> None:
+    """The replay may be the former life's; the question for the life waits until it is over."""
+    tracker = _tracker()
+    tracker.live(_live(0), 0)
+    tracker.probe(10)
+    tracker.probe(10, verify=True)
+    tracker.reply(_reply(0), 10)
+    tracker.reply(_reply(-1), 10)
+    assert tracker.replay is None
+    tracker.tick(11)
+    assert tracker.replay is not None
+    assert tracker.replay.verify
+
+
 def test_numbers_wrap_before_the_end_marker() -> None:
     """After 2^64 - 2 comes 0, without a restart."""
     assert following(END_SEQ - 1) == 0

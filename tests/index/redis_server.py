@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 import redis
+import redis.cluster
+
+from ..ports import free_base
+from ..waiting import wait_for
 
 
 def program() -> str:
@@ -103,3 +107,75 @@ def _free_port() -> str:
             if port < 55_000:
                 return str(port)
     raise AssertionError("no free port below 55,000")
+
+
+class RedisCluster:
+    """Three nodes that share the slots of one cluster."""
+
+    def __init__(self) -> None:
+        self._program = program()
+        self._folder = Path(tempfile.mkdtemp(prefix="kvhash-cluster-"))
+        # A node listens on its port plus 10,000 too.
+        base = free_base(1, 2, 10_000, 10_001, 10_002)
+        self.ports = [base + node for node in range(3)]
+        self._processes: list[subprocess.Popen[bytes]] = []
+        try:
+            self.start()
+            self._join()
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self) -> None:
+        """Start all nodes and wait until each answers."""
+        for port in self.ports:
+            folder = self._folder / str(port)
+            folder.mkdir(exist_ok=True)
+            options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
+            command = [self._program, *options, "--cluster-enabled", "yes", "--appendonly", "yes"]
+            self._processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+        for node in self._nodes():
+            wait_for(lambda: _answers(node), "a node of the cluster")  # noqa: B023 - called at once
+
+    def _nodes(self) -> list[redis.Redis]:
+        return [redis.Redis(port=port, socket_timeout=10, retry=None) for port in self.ports]
+
+    def _join(self) -> None:
+        for node, (low, high) in zip(self._nodes(), ((0, 5460), (5461, 10922), (10923, 16383)), strict=True):
+            node.execute_command("CLUSTER", "ADDSLOTSRANGE", low, high)
+        for port in self.ports[1:]:
+            self._nodes()[0].execute_command("CLUSTER", "MEET", "127.0.0.1", port)
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait until every node knows all of them and all slots are served."""
+
+        def settled() -> bool:
+            infos = [node.execute_command("CLUSTER", "INFO") for node in self._nodes()]
+            return all(b"cluster_state:ok" in info and b"known_nodes:3" in info for info in infos)
+
+        wait_for(settled, "the cluster to be whole")
+
+    def client(self) -> redis.cluster.RedisCluster:
+        """Return a new client of the whole cluster."""
+        return redis.cluster.RedisCluster(host="127.0.0.1", port=self.ports[0], socket_timeout=10)
+
+    def stop(self) -> None:
+        """Stop all nodes; what they hold is there again when they are started."""
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.wait(10)
+        self._processes.clear()
+
+    def close(self) -> None:
+        """End it and remove its folder."""
+        self.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _answers(client: redis.Redis) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.exceptions.ConnectionError:
+        return False

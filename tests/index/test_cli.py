@@ -130,6 +130,8 @@ def test_recorded_losses_show(tmp_path: Path) -> None:
         (["tcp://127.0.0.1:1", "file"], 2, "invalid-endpoint"),
         (["tcp://127.0.0.1:1", "--idle-timeout", "0.2"], 3, "no batch came"),
         (["-", "--query", "{"], 2, "invalid-json"),
+        (["-", "--query", "/nope.json"], 2, "there is no file '/nope.json'"),
+        (["-", "--query", "tokens"], 2, "expected a file, - for standard input, or JSON"),
         (["-", "--query", "{}"], 2, "invalid-request"),
         (["-", "--query", "[-1]"], 2, "invalid-token"),
         (["-", "--query", "[1]", "--algorithm", "md5"], 2, "unknown-algorithm"),

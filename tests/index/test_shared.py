@@ -16,9 +16,10 @@ from kvhash.events.schema import BlockStored, UndecodableEvent
 from kvhash.index import EngineSettings, ResidencyIndex, State
 from kvhash.index.shared import SharedResidencyIndex
 
+from ..waiting import wait_for
 from .build import CLEARED, HASHER, SIZE, record, removed, stored
 from .fleet import held
-from .redis_server import RedisServer
+from .redis_server import RedisCluster, RedisServer
 
 H = list(range(101, 161))
 
@@ -295,6 +296,73 @@ def test_no_command_crosses_the_slots_of_a_cluster() -> None:
         assert index.remove("b")
     finally:
         server.close()
+
+
+def test_a_store_that_went_back_is_not_believed(server: RedisServer) -> None:
+    """It comes back with an older state, as after a crash: the next batch shows the loss, and a clear heals it.
+
+    Whoever brings the batches since once more, before a newer one, makes it exact again.
+    """
+    client = server.client()
+    records = [record(seq, stored(H[seq : seq + 1], H[seq - 1] if seq else None)) for seq in range(10)]
+
+    def went_back_to(position: int) -> SharedResidencyIndex:
+        client.flushall()
+        writer = shared(server)
+        writer.apply_records("a", records[:position])
+        old = {key: client.dump(key) for key in client.keys("kvhash:*")}
+        writer.apply_records("a", records[position:9])
+        client.flushall()
+        for key, value in old.items():
+            client.restore(key, 0, value)
+        return writer
+
+    continuing = went_back_to(5)
+    assert continuing.position("a", 0) == 4
+    continuing.apply_record("a", records[9])
+    assert continuing.knowledge("a").reasons == ("lost",)
+    assert continuing.longest_prefix(H)["a"].blocks == 5
+    continuing.apply_record("a", record(10, CLEARED))
+    assert continuing.knowledge("a").state is State.EXACT
+    replaying = went_back_to(5)
+    replaying.apply_records("a", records)
+    assert replaying.knowledge("a").state is State.EXACT
+    assert replaying.longest_prefix(H)["a"].blocks == 10
+
+
+@pytest.mark.timeout(120)
+def test_engines_spread_over_the_nodes_of_a_cluster() -> None:
+    """Three nodes and a cluster's client: the embedded one's answers; away as a whole, it waits, and goes on."""
+    cluster = RedisCluster()
+    try:
+        rng = random.Random(4)
+        client = cluster.client()
+        embedded = ResidencyIndex(clock=lambda: 5.0)
+        index = SharedResidencyIndex(client, retry_s=0.0, clock=lambda: 5.0)
+        names = [f"engine-{number}" for number in range(8)]
+        for name in names:
+            for item in random_stream(rng, 20):
+                for each in (embedded, index):
+                    each.apply_record(name, item)
+        same(embedded, index, random_stream.chains)  # type: ignore[attr-defined]
+        assert {held(index, name) == held(embedded, name) for name in names} == {True}
+        nodes = {client.get_node_from_key(f"kvhash:{{{name}}}:meta").port for name in names}
+        assert nodes == set(cluster.ports), "engines on one node only"
+        assert index.remove("engine-3")
+        assert "engine-3" not in index.engines()
+        cluster.stop()
+        assert index.longest_prefix(H, ["engine-1"])["engine-1"].blocks == 0
+        assert index.knowledge("engine-1").reasons == ("store-unreachable",)
+        late = record(10**6, stored(H[:2]), ts=1e9)
+        index.apply_record("engine-1", late)
+        embedded.apply_record("engine-1", late)
+        assert index.pending == 1
+        cluster.start()
+        cluster.settle()
+        wait_for(index.flush, "the record to be written")
+        assert held(index, "engine-1") == held(embedded, "engine-1")
+    finally:
+        cluster.close()
 
 
 def test_bad_clients_and_options_are_refused() -> None:

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from kvhash_router.decision import Candidate, Knowledge, Policy, decide
 
-from .running import ROOT, engines, wait_for
+from .other_programs import assert_follows_real_engines
+from .running import ROOT
 
 MODULE = ROOT / "examples" / "router-go"
 CASES = MODULE / "testdata" / "decisions.json"
@@ -106,50 +106,4 @@ def test_go_program_follows_real_engines(go: str, tmp_path: Path) -> None:
         [go, "build", "-o", str(program), "./cmd/kvhash-route"], cwd=MODULE, capture_output=True, text=True
     )
     assert built.returncode == 0, built.stderr
-    early, late = [1, *range(100)], [2, *range(100)]
-
-    def complete(url: str, prompt: list[int]) -> None:
-        body = {"prompt": prompt, "max_tokens": 1}
-        assert httpx.post(f"{url}/v1/completions", json=body, trust_env=False).status_code == 200
-
-    with engines(2) as started:
-        complete(started[0].url, early)
-        flags = ["-hash-seed", "0", "-prefix-caching-hash-algo", "sha256_cbor"]
-        for one in started:
-            flags += ["-engine", f"{one.name}={one.events},{one.replay}"]
-        with subprocess.Popen(
-            [str(program), *flags], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as process:
-            assert process.stdin is not None
-            assert process.stdout is not None
-
-            def ask(tokens: list[int], **fields: Any) -> dict[str, Any]:
-                assert process.stdin is not None
-                assert process.stdout is not None
-                process.stdin.write(json.dumps({"tokens": tokens, **fields}) + "\n")
-                process.stdin.flush()
-                return dict(json.loads(process.stdout.readline()))
-
-            # The first answer waits for the replays.
-            assert ask(early)["matched_tokens"] == {"e0": 96, "e1": 0}
-            assert ask(early)["engine"] == "e0"
-            assert ask(early)["knowledge"]["e0"] == "exact"
-            assert ask(early, cache_salt="x")["matched_tokens"] == {"e0": 0, "e1": 0}
-            complete(started[1].url, late)
-            wait_for(lambda: ask(late)["matched_tokens"] == {"e0": 0, "e1": 96}, "the live events")
-            assert ask(late)["engine"] == "e1"
-            assert ask(late, queued={"e1": 1000.0})["engine"] == "e0"
-            assert "error" in ask(tokens="x")  # type: ignore[arg-type]
-            started[1].kill()
-            started[1].restart()
-
-            # Its first life's blocks are gone once the second one's first event is there.
-            def again() -> bool:
-                complete(started[1].url, [3, *range(100)])
-                return bool(
-                    ask(late)["matched_tokens"]["e1"] == 0 and ask([3, *range(100)])["engine"] == "e1"
-                )
-
-            wait_for(again, "the restart to be seen")
-            process.stdin.close()
-            assert process.wait(10) == 0
+    assert_follows_real_engines(program, "-")

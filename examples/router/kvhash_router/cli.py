@@ -16,7 +16,15 @@ from starlette.applications import Starlette
 from kvhash import KvHashError
 
 from .app import make_app
-from .config import AdapterConfig, ConfigError, HashSettings, ModelConfig, RouterConfig, parse_engine_flag
+from .config import (
+    AdapterConfig,
+    ConfigError,
+    HashSettings,
+    ModelConfig,
+    ProxyConfig,
+    RouterConfig,
+    parse_engine_flag,
+)
 from .decision import Policy
 from .decision_log import DecisionLog
 
@@ -53,6 +61,14 @@ __all__ = ["main"]
     default="prefix",
     show_default=True,
     help="The last two are there to compare with.",
+)
+@click.option(
+    "--stream-idle-timeout",
+    "stream_idle_s",
+    type=float,
+    default=ProxyConfig().stream_idle_s,
+    show_default=True,
+    help="Seconds of silence after which a stream that has begun ends with an error.",
 )
 @click.option("--decision-log", help="File for one JSON line a request; - is stdout.")
 @click.option(
@@ -139,6 +155,7 @@ def _from_flags(
     loras: tuple[str, ...],
     index: str | None,
     strategy: Any,
+    stream_idle_s: float,
 ) -> RouterConfig:
     if not engines:
         raise ConfigError("expected --config or at least one --engine")
@@ -154,6 +171,7 @@ def _from_flags(
         models={model: served},
         engines=tuple(parse_engine_flag(text) for text in engines),
         policy=Policy(strategy=strategy),
+        proxy=ProxyConfig(stream_idle_s=stream_idle_s),
         index=index,
     ).checked()
 

@@ -121,11 +121,13 @@ class HealthConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How requests are passed on; times in seconds.
 
-    ``read_timeout_s``: the longest silence of an engine within a request. ``retries``: engines tried after the first.
+    ``read_timeout_s``: the longest silence of an engine before its answer begins; ``stream_idle_s``: within a stream
+    that has begun. ``retries``: engines tried after the first.
     """
 
     connect_timeout_s: float = 5.0
     read_timeout_s: float = 600.0
+    stream_idle_s: float = 120.0
     retries: int = 2
     max_body_bytes: int = 64 * 1024 * 1024
 
@@ -179,14 +181,15 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.max_blocks is not None and self.max_blocks < 1:
             raise ConfigError("expected at least 1 block", at="$.max_blocks")
         _check_policy(self.policy)
-        if self.proxy.retries < 0 or min(self.proxy.connect_timeout_s, self.proxy.read_timeout_s) <= 0:
+        proxy_times = (self.proxy.connect_timeout_s, self.proxy.read_timeout_s, self.proxy.stream_idle_s)
+        if self.proxy.retries < 0 or min(proxy_times) <= 0:
             raise ConfigError("expected timeouts above 0 and a number of retries of at least 0", at="$.proxy")
         if self.proxy.max_body_bytes < 1:
             raise ConfigError("expected at least 1 byte", at="$.proxy.max_body_bytes")
         if self.health.failures < 1 or min(self.health.interval_s, self.health.timeout_s) <= 0:
             raise ConfigError("expected times above 0 and at least 1 failure", at="$.health")
         for place, times in (
-            ("$.proxy", (self.proxy.connect_timeout_s, self.proxy.read_timeout_s)),
+            ("$.proxy", proxy_times),
             ("$.health", (self.health.interval_s, self.health.timeout_s)),
         ):
             if max(times) > _LONGEST_S:

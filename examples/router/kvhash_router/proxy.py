@@ -327,10 +327,14 @@ class Proxy:
         cutter = EventCutter()
         done = False
         fault: str | None = None
+        silence = _Silence(response.content, self._router.config.proxy.stream_idle_s)
         try:
             async for piece in response.content.iter_any():
+                silence.broken()
                 events = cutter.feed(piece)
                 if not events:
+                    if exchange.started:
+                        silence.begins()
                     continue
                 ticket.first()
                 if not exchange.started:
@@ -342,16 +346,19 @@ class Proxy:
                 done = done or is_done(events)
                 exchange.usage = usage_in(events) or exchange.usage
                 await exchange.write(events, more=True)
+                silence.begins()
         except _FAILURES as error:
             if not exchange.started:
                 raise
-            fault = _text(error)
+            fault = silence.fault or _text(error)
             self._health.suspect(ticket.engine)
         else:
             if not done:
                 fault = "the stream ended without its end mark"
                 if not exchange.started:
                     raise _TryAgainError(fault)
+        finally:
+            silence.end()
         if fault is None:
             exchange.outcome = "ok"
             self._measure(exchange, ticket, streamed=True)
@@ -420,6 +427,41 @@ class Proxy:
             "candidates": [_candidate_json(one, survey) for one in decision.scored],
             "prompts": [prompt_json(one, with_tokens=self._log.with_tokens) for one in plan.prompts],
         }
+
+
+class _Silence:
+    """Breaks off a stream that an engine has begun and goes on no longer; a slow client is no silence."""
+
+    def __init__(self, content: aiohttp.StreamReader, limit_s: float) -> None:
+        self._content, self._limit_s = content, limit_s
+        self._loop = asyncio.get_running_loop()
+        self._since: float | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        #: What is wrong, once it was broken off.
+        self.fault: str | None = None
+
+    def begins(self) -> None:
+        """All that came was passed on."""
+        self._since = self._loop.time()
+        if self._timer is None:  # one timer that looks again, not one for each piece
+            self._timer = self._loop.call_later(self._limit_s, self._look)
+
+    def broken(self) -> None:
+        """Something came."""
+        self._since = None
+
+    def end(self) -> None:
+        """The stream is over."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        left = self._limit_s if self._since is None else self._since + self._limit_s - self._loop.time()
+        if left > 0:
+            self._timer = self._loop.call_later(left, self._look)
+            return
+        self.fault = f"it sent nothing for {self._limit_s:g} s"
+        self._content.set_exception(asyncio.TimeoutError(self.fault))
 
 
 def _candidate_json(scored: Scored, survey: Survey) -> dict[str, Any]:

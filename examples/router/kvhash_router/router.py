@@ -28,6 +28,8 @@ __all__ = ["EngineView", "Router", "Survey"]
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
+#: Bodies of more text than this are planned apart; it takes a tokenizer some tenths of a second.
+_LONG_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,13 @@ class EngineView:
     last_record_at: float | None
 
 
+def _is_text(body: Mapping[str, Any]) -> bool:
+    """Whether there is something to tokenize: hashing token ids takes milliseconds, however many there are."""
+    prompt = body.get("prompt")
+    first = prompt[0] if isinstance(prompt, list) and prompt else prompt
+    return "messages" in body or isinstance(first, str)
+
+
 class Router:
     """Owns the fleet, the index's feeders and the hashers. All methods belong to one event loop unless they say so."""
 
@@ -79,6 +88,8 @@ class Router:
         self.fleet = Fleet(policy=config.policy)
         self._draw = draw if draw is not None else random.Random().randrange
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="plan")
+        # A text of a megabyte takes seconds to tokenize: such requests wait for each other, and no others for them.
+        self._long_pool = ThreadPoolExecutor(max(1, threads // 2), thread_name_prefix="plan-long")
         self._context = zmq.Context()
         self._followers: dict[str, EngineFollower] = {}
         self._stopping: list[EngineFollower] = []
@@ -128,7 +139,8 @@ class Router:
             follower.stop()
         for follower in followers:
             follower.join()
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._long_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
         self._context.destroy(linger=0)
 
     def came_back(self, engine: EngineState) -> None:
@@ -142,13 +154,17 @@ class Router:
 
     async def in_thread(self, function: Callable[..., _T], *arguments: Any) -> _T:
         """Run `function` on one of the router's threads."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, functools.partial(function, *arguments))
+        return await self._run_in(self._pool, function, *arguments)
+
+    @staticmethod
+    async def _run_in(pool: ThreadPoolExecutor, function: Callable[..., _T], *arguments: Any) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(pool, functools.partial(function, *arguments))
 
     async def survey(self, model: str, adapter: str | None, body: Mapping[str, Any], size: int) -> Survey:
         """Tokenize, hash and look up `body`, of `size` bytes, on a thread."""
         engines = [e.name for e in self.fleet.engines.values() if e.config.model == model]
-        return await self.in_thread(self._survey, self._hashers[model], adapter, body, size, engines)
+        pool = self._long_pool if size > _LONG_BYTES and _is_text(body) else self._pool
+        return await self._run_in(pool, self._survey, self._hashers[model], adapter, body, size, engines)
 
     def _survey(
         self,

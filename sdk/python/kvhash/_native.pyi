@@ -89,14 +89,20 @@ class RankMap:
 
 def apply_payloads(
     ranks: list[tuple[int | None, RankMap]], payloads: Sequence[bytes]
-) -> tuple[int, list[tuple[int | None, float, list[str]]]]: ...
-def longest_prefix(
-    engines: dict[str, list[tuple[int | None, RankMap]]],
-    hashes: Sequence[Any],
-    num_tokens: int | None,
-    tiers: list[str],
-    make: Callable[..., Any],
-) -> dict[str, Any]: ...
+) -> tuple[int, int, list[tuple[int | None, float, list[str]]]]: ...
+
+@final
+class Fleet:
+    def __new__(
+        cls,
+        engines: Sequence[tuple[str, Sequence[tuple[int | None, RankMap]]]],
+        tiers: Sequence[str],
+        make: Callable[..., Any],
+    ) -> Fleet: ...
+    def longest_prefix(
+        self, hashes: Sequence[Any], num_tokens: int | None, engines: Sequence[str] | None
+    ) -> dict[str, Any]: ...
+
 def decode_batch(payload: bytes, /) -> RawBatch | None: ...
 
 @final

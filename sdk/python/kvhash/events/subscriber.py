@@ -57,13 +57,19 @@ class Source:
 
 @dataclass(slots=True)
 class _Line:
-    """One source's sockets and trackers. ``start``: the replay that begins the stream, while it is under way."""
+    """One source's sockets and trackers.
+
+    ``start``: the replay that begins the stream, while it is under way. ``connections``: says when the socket has made
+    a connection; ``connected``: whether it ever had one.
+    """
 
     source: Source
     socket: zmq.Socket[Any]
     trackers: dict[int | None, PublisherTracker] = field(default_factory=dict)
     start: PublisherTracker | None = None
     last_seen: float = 0.0
+    connections: zmq.Socket[Any] | None = None
+    connected: bool = False
 
 
 @dataclass(slots=True)
@@ -127,7 +133,11 @@ class SubscriberCore:
                     check_connectable(source.replay_endpoint)
             self._warn_of_remote()
             for source in self._sources:
-                self._lines.append(_Line(source, self._connect(source, topic, rcvhwm, bind)))
+                line = _Line(source, self._socket(zmq.SUB, source.endpoint))
+                self._lines.append(line)
+                if source.replay_endpoint is not None and not bind:
+                    line.connections = line.socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
+                self._connect(line, topic, rcvhwm, bind)
         except BaseException:
             self.close()
             raise
@@ -149,12 +159,10 @@ class SubscriberCore:
                 stacklevel=4,
             )
 
-    def _connect(self, source: Source, topic: str, rcvhwm: int, bind: bool) -> zmq.Socket[Any]:
-        socket = self._socket(zmq.SUB, source.endpoint)
-        socket.setsockopt(zmq.RCVHWM, rcvhwm)
-        socket.setsockopt(zmq.SUBSCRIBE, topic.encode())
-        self._attach(socket, source.endpoint, bind=bind)
-        return socket
+    def _connect(self, line: _Line, topic: str, rcvhwm: int, bind: bool) -> None:
+        line.socket.setsockopt(zmq.RCVHWM, rcvhwm)
+        line.socket.setsockopt(zmq.SUBSCRIBE, topic.encode())
+        self._attach(line.socket, line.source.endpoint, bind=bind)
 
     def _socket(self, kind: int, endpoint: str) -> zmq.Socket[Any]:
         socket: zmq.Socket[Any] = self._context.socket(kind)
@@ -197,7 +205,9 @@ class SubscriberCore:
 
     def sockets(self) -> list[zmq.Socket[Any]]:
         """Return the sockets to wait for."""
-        return [*(line.socket for line in self._lines), *(asking.socket for asking in self._asking)]
+        connections = [line.connections for line in self._lines if line.connections is not None]
+        asking = [asking.socket for asking in self._asking]
+        return [*(line.socket for line in self._lines), *asking, *connections]
 
     def next_deadline(self) -> float | None:
         """Return when `step` has to be called at the latest, by time.monotonic()."""
@@ -228,6 +238,7 @@ class SubscriberCore:
             self._begin(now)
         records: list[Record] = []
         for line in self._lines:
+            self._verify(line, now)
             records += self._receive(line, now)
         for asking in list(self._asking):
             records += self._receive_replay(asking, now)
@@ -330,6 +341,16 @@ class SubscriberCore:
                 records += tracker.reply(reply, now)
         return records
 
+    def _verify(self, line: _Line, now: float) -> None:
+        """Ask after a new connection whether the publisher behind it is still in the life that is followed."""
+        again = False
+        while line.connections is not None and line.connections.poll(0):
+            line.connections.recv_multipart()
+            again, line.connected = again or line.connected, True
+        if again:
+            for tracker in line.trackers.values():
+                tracker.probe(now, verify=True)
+
     def _probe(self, line: _Line, now: float) -> None:
         if self._probe_idle_s is None or now < line.last_seen + self._probe_idle_s:
             return
@@ -366,6 +387,9 @@ class SubscriberCore:
         if self.closed:
             return
         self.closed = True
+        for line in self._lines:
+            if line.connections is not None:
+                line.socket.disable_monitor()
         for socket in self.sockets():
             socket.close(0)
         if self._own_context:

@@ -13,9 +13,11 @@ time (each batch carries its own). So against the latest message
 
 A new life whose first messages were all missed can look like a gap, or like no gap at all; therefore a replay asks for
 some numbers before the missing ones too, and a batch there that differs from the one delivered shows the new life.
-(Nothing on the wire tells two lives apart where there is neither a gap nor a late message, as when a life of one batch
-is followed by one whose first batch was missed, or where the new life's buffer no longer reaches back to the numbers
-that were delivered; in the latter case a `Lost` stands between them.)
+A publisher keeps its newest batches, so one that is asked for what was delivered last, and has neither that nor
+anything newer, is in a new life, too; it is asked when it has been silent, and after every new connection.
+(Where there is no replay nothing on the wire tells two lives apart without a gap or a late message, as when a life of
+one batch is followed by one whose first batch was missed. Where the new life's buffer no longer reaches back to the
+numbers that were delivered, a `Lost` stands between them.)
 """
 
 from __future__ import annotations
@@ -114,8 +116,9 @@ class Replay:
     """A replay under way: from which number it asks, until when it may take, and what it has brought.
 
     ``wanted``: the first number that is missing; ``start`` may be one before it. ``probe``: asked without a gap, to
-    see whether the last messages were missed. ``until``: the end of it, however often it answers; ``seen``: the
-    highest number that it answered, a lower or repeated one being no progress.
+    see whether the last messages were missed. ``verify``: a probe that must end, since the publisher may be in another
+    life. ``until``: the end of it, however often it answers; ``seen``: the
+    highest number that it answered, a lower or repeated one being no progress. ``whole``: the end marker came.
     """
 
     start: int
@@ -124,10 +127,12 @@ class Replay:
     until: float
     attempt: int = 1
     probe: bool = False
+    verify: bool = False
     lowest: int | None = None
     highest: int | None = None
     seen: int = -1
     ended: bool = False
+    whole: bool = False
 
 
 @dataclass(slots=True)
@@ -162,6 +167,10 @@ class PublisherTracker:
     _stale_run: int = 0
     _gaps: list[tuple[int, int]] = field(default_factory=list)
     _last_seq: int | None = None
+    #: Whether the publisher was seen to keep batches for replays.
+    _keeps: bool = False
+    #: Whether a new connection was made during a replay, which may be of the life before it.
+    _verify_due: bool = False
 
     # --- feeding ----------------------------------------------------------------------------------------------
 
@@ -174,7 +183,7 @@ class PublisherTracker:
         """Take a live message; return the records that are due."""
         if self.expected is None:
             self.expected = message.seq
-        if self.replay and self.replay.probe and message.seq == self.expected:
+        if self.replay and self.replay.probe and not self.replay.verify and message.seq == self.expected:
             self.replay = None  # the stream goes on by itself
         held = self._held.get(message.seq)
         if held is not None and (held.payload == message.payload or _ts(message) <= _ts(held)):
@@ -204,11 +213,12 @@ class PublisherTracker:
         if replay is None:
             return []
         if message.seq == END_SEQ:
-            replay.ended = True
+            replay.ended = replay.whole = True
             return self._advance(now)
         if message.seq < replay.start:
             replay.ended = True  # not what was asked for: taking it would go on for ever
             return self._advance(now)
+        self._keeps = True
         if message.seq > replay.seen:
             replay.seen = message.seq
             replay.deadline = min(now + self.replay_timeout, replay.until)
@@ -230,12 +240,22 @@ class PublisherTracker:
 
     def tick(self, now: float) -> list[Record]:
         """Let time pass: deadlines of a replay or of a gap; return the records that are due."""
-        return self._advance(now)
+        records = self._advance(now)
+        if self._verify_due and self.replay is None:
+            self._verify_due = False
+            self.probe(now, verify=True)
+        return records
 
-    def probe(self, now: float) -> None:
-        """Ask for what follows the last delivered batch, in case that the newest messages were missed."""
+    def probe(self, now: float, *, verify: bool = False) -> None:
+        """Ask for what follows the last delivered batch, in case that the newest messages were missed.
+
+        `verify`: after a new connection, behind which there may be a new life: what comes meanwhile waits for it.
+        """
+        self._verify_due |= verify and self.replay is not None
         if self.replay is None and self.expected is not None and not self._held and self.can_replay:
             self._ask(self.expected, now, probe=True)
+            assert self.replay is not None
+            self.replay.verify = verify
 
     @property
     def next_deadline(self) -> float | None:
@@ -330,6 +350,16 @@ class PublisherTracker:
                 records += self._give_up(last, "not-in-buffer")
         return records + [Lost(self.endpoint, self.rank, *gap, "not-in-buffer") for gap in self._gaps]
 
+    def _begin_empty(self) -> list[Record]:
+        """Start a new life that has published nothing yet."""
+        last, self._last_seq = self._last_seq, None
+        self._gaps.clear()
+        self._delivered.clear()
+        self._newest, self._floor, self._former_until = None, float("-inf"), None
+        self._stale_run = 0
+        self.expected = 0
+        return [Restart(self.endpoint, self.rank, last)]
+
     def _begin_anew(self, shown: Message, now: float) -> list[Record]:
         """Start the new life that `shown` is of; all of it is asked for, from 0."""
         kept = [m for m in self._held.values() if m.seq >= shown.seq and _ts(m) >= _ts(shown)]
@@ -394,9 +424,9 @@ class PublisherTracker:
         self.replay = None
         records = list(self._deliver())
         overflow = len(self._held) > self.max_held
-        if replay.probe and not self._held:
-            return records
         if not self._held:
+            if replay.whole and replay.seen < 0 and replay.start < replay.wanted and self._keeps:
+                return records + self._begin_empty()
             return records
         if self.expected in self._held:
             return records

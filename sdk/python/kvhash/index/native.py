@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -29,21 +29,28 @@ from .types import EngineSettings, PrefixMatch
 if TYPE_CHECKING:
     from kvhash import _native
 
-#: Number and map of each of an engine's ranks.
-NativeRanks: TypeAlias = "list[tuple[int | None, _native.RankMap]]"
-
 _UNDECODABLE = msgspec.msgpack.encode({"type": "BlockStored"})
 _UNKNOWN = msgspec.msgpack.encode({"type": "?"})
 
 __all__ = [
     "NativeLayer",
     "NativeRankMap",
-    "NativeRanks",
+    "Told",
     "apply_payloads",
-    "longest_prefix",
+    "make_fleet",
     "make_rank_map",
-    "native_ranks",
 ]
+
+
+class Told(NamedTuple):
+    """What became of payloads: how many were applied, by how many blocks the maps grew, and what they said.
+
+    ``signals``: of each rank its number, the time of its last batch, and what bears on the trust in it.
+    """
+
+    done: int
+    grown: int
+    signals: list[tuple[int | None, float, list[str]]]
 
 
 def make_rank_map(tiers: Mapping[str, str], settings: EngineSettings) -> RankMap:
@@ -176,7 +183,8 @@ class NativeRankMap(RankMap):
 
     def match(self, hashes: Sequence[HashValue], num_tokens: int | None, rank: int | None) -> PrefixMatch:
         """Return how far this rank's blocks carry a request with these hashes."""
-        found = longest_prefix({"": [(rank, self.native)]}, hashes, num_tokens, self._order)[""]
+        fleet = native_module().Fleet([("", [(rank, self.native)])], self._order, PrefixMatch)
+        found: PrefixMatch = fleet.longest_prefix(hashes, num_tokens, None)[""]
         return msgspec.structs.replace(found, rank=rank)
 
     # --- keeping ----------------------------------------------------------------------------------------------
@@ -218,30 +226,20 @@ class NativeRankMap(RankMap):
             self.native.restore(self._order.index(tier), remote, group, [tuple(block) for block in blocks])
 
 
-def apply_payloads(ranks: Mapping[int | None, RankMap], payloads: Sequence[bytes], now: float) -> int:
-    """Apply batches to an engine's ranks and return how many: up to one that cannot be read or is of another rank."""
-    done, told = native_module().apply_payloads(native_ranks(ranks), payloads)
-    for number, ts, signals in told:
-        rank = ranks[number]
-        rank.ledger.unnumbered(ts)
-        if isinstance(rank, NativeRankMap):
-            rank.told(signals, now)
-    return int(done)
+def apply_payloads(ranks: Mapping[int | None, RankMap], payloads: Sequence[bytes]) -> Told:
+    """Apply batches to an engine's ranks, up to one that cannot be read or is of another; other threads run on."""
+    return Told(*native_module().apply_payloads(_natives(ranks), payloads))
 
 
-def native_ranks(ranks: Mapping[int | None, RankMap]) -> NativeRanks:
-    """Return the native maps of an engine's ranks, as `longest_prefix` takes them."""
+def make_fleet(engines: Mapping[str, Mapping[int | None, RankMap]], order: Sequence[str]) -> _native.Fleet:
+    """Return the native maps of all engines' ranks, for lookups; `order`: the tiers."""
+    members = [(name, _natives(ranks)) for name, ranks in engines.items()]
+    fleet: _native.Fleet = native_module().Fleet(members, order, PrefixMatch)
+    return fleet
+
+
+def _natives(ranks: Mapping[int | None, RankMap]) -> list[tuple[int | None, _native.RankMap]]:
     return [(number, rank.native) for number, rank in ranks.items() if isinstance(rank, NativeRankMap)]
-
-
-def longest_prefix(
-    engines: dict[str, NativeRanks], hashes: Sequence[HashValue], num_tokens: int | None, order: list[str]
-) -> dict[str, PrefixMatch]:
-    """Return what each engine holds of a prompt: see `ResidencyIndex.longest_prefix`."""
-    found: dict[str, PrefixMatch] = native_module().longest_prefix(
-        engines, hashes, num_tokens, order, PrefixMatch
-    )
-    return found
 
 
 def _payload(batch: EventBatch) -> bytes:

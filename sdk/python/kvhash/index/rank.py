@@ -475,7 +475,8 @@ class RankMap:
 
 def check_block(key: Any, copies: Any, parent: Any) -> None:
     """Raise ValueError for values that no held block has."""
-    if copies < 1 or not isinstance(key, int) or not UNPLACED <= parent < 1 << 64:
+    whole = isinstance(key, int) and 0 <= key < 1 << 64
+    if not whole or not 1 <= copies < 1 << 32 or not UNPLACED <= parent < 1 << 64:
         raise ValueError(f"block {key!r} has no sound values")
 
 

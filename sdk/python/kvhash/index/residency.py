@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
@@ -16,7 +18,7 @@ from kvhash.events.decode import decode_batch
 from kvhash.events.records import BadMessage, Batch, Gap, Lost, Record, Recovered, Restart, Stale
 from kvhash.events.schema import EventBatch, HashValue
 
-from .native import NativeRanks, apply_payloads, longest_prefix, make_rank_map, native_ranks
+from .native import NativeRankMap, apply_payloads, make_fleet, make_rank_map
 from .rank import Place, RankMap
 from .types import DEFAULT_TIERS, EngineSettings, Knowledge, PrefixMatch, State
 
@@ -26,6 +28,21 @@ _FORMAT = "kvhash-index-1"
 #: Batches that are applied before the bound is looked at.
 _AT_ONCE = 256
 _NEVER_HEARD = Knowledge(State.UNKNOWN, None, ("never-heard",))
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _alone(
+    method: Callable[Concatenate[ResidencyIndex, _P], _R],
+) -> Callable[Concatenate[ResidencyIndex, _P], _R]:
+    """Return a method that one thread at a time is in."""
+
+    @functools.wraps(method)
+    def alone(index: ResidencyIndex, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with index._lock:
+            return method(index, *args, **kwargs)
+
+    return alone
 
 
 class SnapshotError(DecodeError):
@@ -56,7 +73,9 @@ class ResidencyIndex:
     which an engine looks, the device's first; a medium that is not there scores nothing. ``settings``: by engine,
     what events do not say. ``clock``: seconds since the epoch, for `Knowledge.since`.
 
-    Not for several threads at once. Raises UsageError for a bound below 1 or no tiers.
+    Any thread may ask. What concerns one engine (its events, `configure`, `remove`) comes from one thread at a time;
+    threads that feed different engines by `apply_payloads` run side by side where the native core is built. Raises
+    UsageError for a bound below 1 or no tiers.
     """
 
     def __init__(
@@ -80,16 +99,20 @@ class ResidencyIndex:
         self._size = 0
         self._counts: Counter[str] = Counter()
         # The native maps as lookups take them; made anew after ranks came or went.
-        self._native: dict[str, NativeRanks] | None = None
+        self._fleet: Any = None
+        # For all of the above, and for ledgers; the native maps have locks of their own.
+        self._lock = threading.RLock()
 
     # --- feeding ----------------------------------------------------------------------------------------------
 
+    @_alone
     def configure(self, engine: str, settings: EngineSettings) -> None:
         """Tell what events do not say of an engine; for what comes from now on. Best before its first event."""
         self._settings[engine] = settings
         for rank in self._engines.get(engine, {}).values():
             rank.configure(settings)
 
+    @_alone
     def apply(self, engine: str, batch: EventBatch) -> None:
         """Apply one batch of an engine, whose rank it carries.
 
@@ -110,15 +133,26 @@ class ResidencyIndex:
         fast = native_module() is not None and self._settings.get(engine, EngineSettings()).hashing is None
         at = 0
         while at < len(todo):
-            ranks = self._engines.get(engine, {})
+            ranks = self._engines.get(engine)
             if fast and ranks:
-                before, now = sum(rank.size for rank in ranks.values()), self._clock()
-                at += apply_payloads(ranks, todo[at : at + _AT_ONCE], now)
-                self._grown(sum(rank.size for rank in ranks.values()) - before, now)
+                at += self._apply_native(ranks, todo[at : at + _AT_ONCE])
             if at < len(todo):  # of a rank not heard of yet, or not to be read, or to be verified
                 self.apply(engine, decode_batch(todo[at]))
                 at += 1
 
+    def _apply_native(self, ranks: dict[int | None, RankMap], payloads: list[bytes]) -> int:
+        told = apply_payloads(ranks, payloads)  # without the lock
+        with self._lock:
+            now = self._clock()
+            for number, ts, signals in told.signals:
+                rank = ranks[number]
+                rank.ledger.unnumbered(ts)
+                if isinstance(rank, NativeRankMap):
+                    rank.told(signals, now)
+            self._grown(told.grown, now)
+        return told.done
+
+    @_alone
     def apply_record(self, engine: str, record: Record) -> None:
         """Apply one record of a subscriber that follows this engine (see `kvhash.events.records`)."""
         now = self._clock()
@@ -155,10 +189,11 @@ class ResidencyIndex:
         elif isinstance(record, Stale):
             self._counts["stale"] += 1
 
+    @_alone
     def remove(self, engine: str) -> bool:
         """Forget an engine, but for its settings; returns whether it was known."""
         ranks = self._engines.pop(engine, None)
-        self._native = None
+        self._fleet = None
         if ranks is None:
             return False
         self._size -= sum(rank.size for rank in ranks.values())
@@ -167,7 +202,7 @@ class ResidencyIndex:
     def _rank(self, engine: str, rank: int | None) -> RankMap:
         ranks = self._engines.setdefault(engine, {})
         if rank not in ranks:
-            self._native = None
+            self._fleet = None
             ranks[rank] = make_rank_map(self.tiers, self._settings.get(engine, EngineSettings()))
         return ranks[rank]
 
@@ -214,14 +249,20 @@ class ResidencyIndex:
                 raise UsageError(f"a prompt has at least 0 tokens, got {num_tokens}", at="$.num_tokens")
             num_tokens = min(num_tokens, 1 << 62)
         if native_module() is not None:
-            if self._native is None:
-                self._native = {name: native_ranks(ranks) for name, ranks in self._engines.items()}
-            chosen = self._native
-            if engines is not None:
-                chosen = {name: chosen.get(name, []) for name in engines}
-            return longest_prefix(chosen, hashes, num_tokens, self._order)
-        asked = list(self._engines) if engines is None else list(engines)
-        return {engine: self._match(engine, hashes, num_tokens) for engine in asked}
+            asked = None if engines is None else list(engines)
+            found: dict[str, PrefixMatch] = self._all().longest_prefix(hashes, num_tokens, asked)
+            return found
+        with self._lock:
+            asked = list(self._engines) if engines is None else list(engines)
+            return {engine: self._match(engine, hashes, num_tokens) for engine in asked}
+
+    def _all(self) -> Any:
+        """Return the native maps of all engines."""
+        fleet = self._fleet
+        if fleet is None:
+            with self._lock:
+                fleet = self._fleet = make_fleet(self._engines, self._order)
+        return fleet
 
     def _match(self, engine: str, hashes: Sequence[HashValue], num_tokens: int | None) -> PrefixMatch:
         best = PrefixMatch()
@@ -229,14 +270,17 @@ class ResidencyIndex:
             best = better_match(best, rank.match(hashes, num_tokens, number))
         return best
 
+    @_alone
     def engines(self) -> list[str]:
         """Return the engines that were heard of, the first one first."""
         return list(self._engines)
 
+    @_alone
     def ranks(self, engine: str) -> list[int | None]:
         """Return an engine's ranks."""
         return list(self._engines.get(engine, ()))
 
+    @_alone
     def knowledge(self, engine: str, rank: int | None | str = "all") -> Knowledge:
         """Return how far the index may be trusted about an engine: the worst of its ranks, or one of them."""
         ranks = self._engines.get(engine, {})
@@ -244,11 +288,13 @@ class ResidencyIndex:
             return ranks[rank].ledger.knowledge() if rank in ranks else _NEVER_HEARD
         return worst_knowledge([one.ledger.knowledge() for one in ranks.values()])
 
+    @_alone
     def position(self, engine: str, rank: int | None) -> int | None:
         """Return the number of the last batch applied, to go on from after a `load`; None where none was."""
         ranks = self._engines.get(engine, {})
         return ranks[rank].ledger.last_seq if rank in ranks else None
 
+    @_alone
     def holdings(self, engine: str) -> dict[tuple[int | None, Place], dict[int, int]]:
         """Return all that an engine holds: by rank and place, key -> copies."""
         return {
@@ -258,6 +304,7 @@ class ResidencyIndex:
             if len(layer)
         }
 
+    @_alone
     def blocks_by_tier(self, engine: str) -> dict[str, int]:
         """Return how many blocks an engine holds in each tier, ``TIER (remote)`` apart."""
         counted: Counter[str] = Counter()
@@ -265,6 +312,7 @@ class ResidencyIndex:
             counted[place.tier + (" (remote)" if place.remote else "")] += len(held)
         return dict(counted)
 
+    @_alone
     def hottest_prefixes(self, limit: int = 10) -> list[HotPrefix]:
         """Return the beginnings on which most blocks hang, over all engines' device tiers."""
         device = next(iter(self.tiers.values()))
@@ -282,6 +330,7 @@ class ResidencyIndex:
         """How many blocks are held, over all engines and places."""
         return self._size
 
+    @_alone
     def stats(self) -> dict[str, Any]:
         """Return counts over all engines that are known, and since the index was made.
 
@@ -309,6 +358,7 @@ class ResidencyIndex:
 
     # --- keeping ----------------------------------------------------------------------------------------------
 
+    @_alone
     def snapshot(self) -> bytes:
         """Return all that is known, for `load`."""
         engines = {
@@ -317,6 +367,7 @@ class ResidencyIndex:
         }
         return msgspec.msgpack.encode({"format": _FORMAT, "counts": self._counts, "engines": engines})
 
+    @_alone
     def load(self, data: bytes) -> None:
         """Take the place of what is known by a snapshot. Settings are not in it.
 
@@ -338,7 +389,7 @@ class ResidencyIndex:
                 }
         except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
             raise SnapshotError(f"the bytes are no snapshot of an index: {error}") from None
-        self._counts, self._engines, self._native = counts, engines, None
+        self._counts, self._engines, self._fleet = counts, engines, None
         self._size = 0
         self._grown(sum(rank.size for ranks in engines.values() for rank in ranks.values()), self._clock())
 

@@ -229,7 +229,7 @@ class SharedResidencyIndex:
             return None
         try:
             result = work()
-        except (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError):
+        except _away():
             self._retry_at = time.monotonic() + self._retry_s
             self._ranks.clear()  # it may come back with another state, or none
             return None
@@ -454,7 +454,9 @@ class SharedResidencyIndex:
             for (engine, number), place in asked:
                 names = [self._key(engine, kind, number, place) for kind in "be"]
                 lower = place.tier != self._order[0] or place.remote
-                pipeline.eval(_READ, 2, *names, text, "1" if lower else "0")
+                # Not `eval`, which a cluster's pipelines do not have.
+                chunks = "1" if lower else "0"
+                pipeline.execute_command("EVAL", _READ, 2, *names, text, chunks)  # type: ignore[no-untyped-call]
             holding = set()
             for at, digits in zip(asked, pipeline.execute(), strict=True):
                 layers[at].take(window, digits)
@@ -563,6 +565,12 @@ class SharedResidencyIndex:
     def _key(self, engine: str, kind: str, rank: int | None, place: Place) -> str:
         where = f"{place.tier}:{'remote' if place.remote else 'local'}:{place.group}"
         return f"{_PREFIX}:{{{_tag(engine)}}}:{kind}:{'' if rank is None else rank}:{where}"
+
+
+def _away() -> tuple[type[Exception], ...]:
+    """Return what a client raises while its server, or the node of a cluster that is asked, is away."""
+    errors = redis.exceptions
+    return errors.ConnectionError, errors.TimeoutError, errors.RedisClusterException, errors.ClusterError
 
 
 def _tag(engine: str) -> str:

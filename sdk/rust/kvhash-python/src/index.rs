@@ -1,10 +1,11 @@
 //! The residency of one rank, for `kvhash.index`: what it holds lives here, what is known of its stream in Python.
 
 use std::cell::RefCell;
+use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use kvhash::events::decode_batch;
-use kvhash::index::{Group, Hashes, Hashing, Parent, Place, RankSettings, Signal, Tiers};
+use kvhash::index::{Group, Hashes, Hashing, Match, Parent, Place, RankSettings, Signal, Tiers};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
@@ -204,36 +205,44 @@ type Told<'py> = (Bound<'py, PyAny>, f64, Vec<&'static str>);
 
 /// Apply batches to the maps of one engine's ranks, the interpreter left to others meanwhile.
 ///
-/// `ranks`: (number, map) of each. Returns how many were applied and what they said. It stops before one that cannot be
-/// read, and before one of a rank that is not there.
+/// `ranks`: (number, map) of each. Returns how many were applied, by how many blocks the maps grew by it, and what they
+/// said. It stops before one that cannot be read, and before one of a rank that is not there.
 #[pyfunction]
 pub(crate) fn apply_payloads<'py>(
     py: Python<'py>,
     ranks: Vec<(Bound<'py, PyAny>, Py<RankMap>)>,
     payloads: Vec<Bound<'py, PyBytes>>,
-) -> PyResult<(usize, Vec<Told<'py>>)> {
+) -> PyResult<(usize, i64, Vec<Told<'py>>)> {
     let numbers: Vec<Option<i128>> =
         ranks.iter().map(|(number, _)| number.extract()).collect::<PyResult<_>>()?;
     let maps: Vec<&RankMap> = ranks.iter().map(|(_, map)| map.get()).collect();
     let bytes: Vec<&[u8]> = payloads.iter().map(|payload| payload.as_bytes()).collect();
-    let (done, told) = py.detach(|| {
+    let (done, grown, told) = py.detach(|| {
         let mut told: Vec<Option<(f64, Vec<Signal>)>> = vec![None; maps.len()];
+        let mut grown = 0;
         for (done, payload) in bytes.iter().enumerate() {
-            let Ok(batch) = decode_batch(payload) else { return (done, told) };
+            let Ok(batch) = decode_batch(payload) else { return (done, grown, told) };
             let number = batch.data_parallel_rank.map(|number| number.value());
-            let Some(at) = numbers.iter().position(|known| *known == number) else { return (done, told) };
-            let signals = maps[at].lock().apply(&batch);
+            let Some(at) = numbers.iter().position(|known| *known == number) else {
+                return (done, grown, told);
+            };
+            // Held for one batch: a lookup waits no longer.
+            let mut map = maps[at].lock();
+            let before = map.len() as i64;
+            let signals = map.apply(&batch);
+            grown += map.len() as i64 - before;
+            drop(map);
             let (ts, all) = told[at].get_or_insert_default();
             *ts = batch.ts;
             all.extend(signals);
         }
-        (bytes.len(), told)
+        (bytes.len(), grown, told)
     });
     let told = ranks.into_iter().zip(told).filter_map(|((number, _), told)| {
         let (ts, signals) = told?;
         Some((number, ts, names(&signals)))
     });
-    Ok((done, told.collect()))
+    Ok((done, grown, told.collect()))
 }
 
 /// A lookup's hashes where they lie, in a Python list or tuple; read only where a search asks.
@@ -310,65 +319,155 @@ impl Hashes for Listed<'_> {
     }
 }
 
-/// What is compared (usable tokens, blocks, remote blocks), the match, and its rank's number.
-type Best<'py> = ((u64, u64, u64), kvhash::index::Match, Bound<'py, PyAny>);
+/// What is compared: usable tokens, blocks, remote blocks.
+type Worth = (u64, u64, u64);
 
-/// Return what each engine holds of a prompt: of its ranks the one with most usable tokens answers.
-///
-/// `engines`: by name, (number, map) of each rank. `make`: `kvhash.index.PrefixMatch`. `tiers`: their names.
-#[pyfunction]
-pub(crate) fn longest_prefix<'py>(
-    engines: &Bound<'py, PyDict>,
-    hashes: &Bound<'py, PyAny>,
-    num_tokens: Option<u64>,
-    tiers: Vec<Bound<'py, PyString>>,
-    make: &Bound<'py, PyAny>,
-) -> PyResult<Bound<'py, PyDict>> {
-    let py = hashes.py();
-    let listed = Listed::new(hashes)?;
-    let answers = PyDict::new(py);
-    let mut hint = 0;
-    for (name, ranks) in engines.iter() {
-        let ranks = ranks.cast::<PyList>()?;
-        let mut best: Option<Best<'py>> = None;
-        for rank in ranks.iter() {
-            let rank = rank.cast::<PyTuple>()?;
-            let (number, map) = (rank.get_item(0)?, rank.get_item(1)?);
-            let found = map.cast::<RankMap>()?.get().lock().longest_prefix(&listed, num_tokens, hint);
-            let blocks = found.tokens.checked_div(found.unit).unwrap_or(0);
-            if blocks > 0 {
-                hint = usize::try_from(blocks).unwrap_or(0);
-            }
-            let remote = found.remote.iter().map(|(_, blocks)| blocks).sum();
-            let score = (found.usable_tokens, blocks, remote);
-            if score > best.as_ref().map_or((0, 0, 0), |(score, ..)| *score) {
-                best = Some((score, found, number));
+/// The ranks of many engines, for lookups over all of them.
+#[pyclass(frozen, module = "kvhash._native")]
+pub(crate) struct Fleet {
+    engines: Vec<Member>,
+    by_name: HashMap<String, usize>,
+    /// The tiers' names.
+    tiers: Vec<Py<PyString>>,
+    /// `kvhash.index.PrefixMatch`.
+    make: Py<PyAny>,
+}
+
+/// Number and map of each of an engine's ranks.
+type Ranks = Vec<(Py<PyAny>, Py<RankMap>)>;
+
+struct Member {
+    name: Py<PyString>,
+    ranks: Ranks,
+}
+
+#[pymethods]
+impl Fleet {
+    /// `engines`: name, and number and map of each rank. `tiers`: their names. `make`: `kvhash.index.PrefixMatch`.
+    #[new]
+    fn new(
+        py: Python<'_>,
+        engines: Vec<(Py<PyString>, Ranks)>,
+        tiers: Vec<Py<PyString>>,
+        make: Py<PyAny>,
+    ) -> PyResult<Self> {
+        let engines: Vec<Member> = engines.into_iter().map(|(name, ranks)| Member { name, ranks }).collect();
+        let names = engines.iter().enumerate();
+        let by_name = names
+            .map(|(at, engine)| Ok((engine.name.to_str(py)?.to_owned(), at)))
+            .collect::<PyResult<_>>()?;
+        Ok(Self { engines, by_name, tiers, make })
+    }
+
+    /// Return what each engine holds of a prompt: of its ranks the one with most usable tokens answers.
+    ///
+    /// `engines`: their names; None: all. One that is not here holds nothing.
+    fn longest_prefix<'py>(
+        &self,
+        hashes: &Bound<'py, PyAny>,
+        num_tokens: Option<u64>,
+        engines: Option<Vec<Bound<'py, PyString>>>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let py = hashes.py();
+        let listed = Listed::new(hashes)?;
+        let answers = PyDict::new(py);
+        let nothing = self.make.bind(py).call0()?;
+        let mut members: Vec<&Member> = Vec::with_capacity(self.engines.len());
+        match engines {
+            None => members.extend(&self.engines),
+            Some(names) => {
+                for name in names {
+                    match self.by_name.get(name.to_str()?) {
+                        Some(&at) => members.push(&self.engines[at]),
+                        None => answers.set_item(name, &nothing)?,
+                    }
+                }
             }
         }
-        let answer = match best {
-            None => make.call0()?,
-            Some(((usable, blocks, _), found, number)) => {
-                let named = |counts: &[(usize, u64)]| -> PyResult<Bound<'py, PyDict>> {
-                    let names = PyDict::new(py);
-                    for &(tier, blocks) in counts {
-                        names.set_item(&tiers[tier], blocks)?;
-                    }
-                    Ok(names)
-                };
-                make.call1((
-                    blocks,
-                    found.tokens,
-                    named(&found.by_tier)?,
-                    usable,
-                    named(&found.remote)?,
-                    number,
-                ))?
+        let found = best_matches(&members, &listed, num_tokens);
+        if let Some(error) = listed.fault.into_inner() {
+            return Err(error);
+        }
+        // Engines that hold the same are answered by one value.
+        let mut last: Option<(&Match, &Py<PyAny>, Bound<'py, PyAny>)> = None;
+        for (member, best) in members.iter().zip(&found) {
+            let Some((rank, found)) = best else {
+                answers.set_item(&member.name, &nothing)?;
+                continue;
+            };
+            let number = &member.ranks[*rank].0;
+            let answer = match &last {
+                Some((known, rank, answer)) if *known == found && rank.is(number) => answer.clone(),
+                _ => self.answer(py, found, number)?,
+            };
+            answers.set_item(&member.name, &answer)?;
+            last = Some((found, number, answer));
+        }
+        Ok(answers)
+    }
+}
+
+impl Fleet {
+    fn answer<'py>(&self, py: Python<'py>, found: &Match, rank: &Py<PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let named = |counts: &[(usize, u64)]| -> PyResult<Bound<'py, PyDict>> {
+            let names = PyDict::new(py);
+            for &(tier, blocks) in counts {
+                names.set_item(&self.tiers[tier], blocks)?;
             }
+            Ok(names)
         };
-        answers.set_item(name, answer)?;
+        let blocks = found.tokens.checked_div(found.unit).unwrap_or(0);
+        let (by_tier, remote) = (named(&found.by_tier)?, named(&found.remote)?);
+        self.make.bind(py).call1((blocks, found.tokens, by_tier, found.usable_tokens, remote, rank))
     }
-    match listed.fault.into_inner() {
-        Some(error) => Err(error),
-        None => Ok(answers),
+}
+
+/// For each engine the rank (its place) that holds most of the prompt, and what; `None` where none holds any.
+///
+/// All maps are locked first, so that the answer is of one moment, and what will be read is read ahead: the ranks'
+/// memory is far apart, and the processor fetches many places at once as long as none depends on another.
+fn best_matches(
+    members: &[&Member],
+    hashes: &Listed<'_>,
+    num_tokens: Option<u64>,
+) -> Vec<Option<(usize, Match)>> {
+    let mut maps: Vec<(usize, usize, &RankMap)> = Vec::with_capacity(members.len());
+    for (engine, member) in members.iter().enumerate() {
+        maps.extend(member.ranks.iter().enumerate().map(|(rank, (_, map))| (engine, rank, map.get())));
     }
+    // In one order everywhere, and each once, so that no two lookups wait for each other.
+    let mut order: Vec<usize> = (0..maps.len()).collect();
+    order.sort_unstable_by_key(|&at| std::ptr::from_ref(maps[at].2) as usize);
+    let mut guards: Vec<Option<MutexGuard<'_, kvhash::index::RankMap>>> = Vec::new();
+    guards.resize_with(maps.len(), || None);
+    let mut same: Vec<usize> = (0..maps.len()).collect();
+    for (place, &at) in order.iter().enumerate() {
+        match place.checked_sub(1).map(|before| order[before]) {
+            Some(before) if std::ptr::eq(maps[before].2, maps[at].2) => same[at] = same[before],
+            _ => guards[at] = Some(maps[at].2.lock()),
+        }
+    }
+    let locked = |at: usize| guards[same[at]].as_deref();
+    let mut best: Vec<Option<(Worth, usize, Match)>> = Vec::new();
+    best.resize_with(members.len(), || None);
+    let mut hint = 0_usize;
+    for (place, &(engine, rank, _)) in maps.iter().enumerate() {
+        let Some(map) = locked(place) else { continue };
+        if place == 1 {
+            let ends = [hint.checked_sub(1), Some(hint)].into_iter().flatten();
+            let keys: Vec<u64> = ends.filter(|&end| end < hashes.len()).map(|end| hashes.key(end)).collect();
+            let read: usize = (1..maps.len()).filter_map(locked).map(|map| map.touch(&keys)).sum();
+            std::hint::black_box(read);
+        }
+        let found = map.longest_prefix(hashes, num_tokens, hint);
+        let blocks = found.tokens.checked_div(found.unit).unwrap_or(0);
+        if blocks > 0 {
+            hint = usize::try_from(blocks).unwrap_or(0);
+        }
+        let worth = (found.usable_tokens, blocks, found.remote.iter().map(|(_, blocks)| blocks).sum());
+        if worth > best[engine].as_ref().map_or((0, 0, 0), |(worth, ..)| *worth) {
+            best[engine] = Some((worth, rank, found));
+        }
+    }
+    best.into_iter().map(|best| best.map(|(_, rank, found)| (rank, found))).collect()
 }

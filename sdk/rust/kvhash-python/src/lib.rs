@@ -20,7 +20,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<hashing::Engine>()?;
     module.add_class::<hashing::Chain>()?;
     module.add_class::<index::RankMap>()?;
-    module.add_function(wrap_pyfunction!(index::longest_prefix, module)?)?;
+    module.add_class::<index::Fleet>()?;
     module.add_function(wrap_pyfunction!(index::apply_payloads, module)?)?;
     module.add_class::<tokens::Tokens>()?;
     module.add_class::<events::RawBatch>()?;

@@ -481,6 +481,13 @@ impl Layer {
 
     // --- lookups ------------------------------------------------------------------------------------------------
 
+    /// Read what a lookup of this key will: says whether it is held. Many layers' memory is fetched at once that way.
+    #[inline]
+    #[must_use]
+    pub fn touch(&self, key: u64) -> bool {
+        self.find(key).is_some()
+    }
+
     #[inline]
     fn block(&self, keys: &Keys<'_>, index: usize) -> Option<&Block> {
         let place = keys.place(index);
@@ -514,17 +521,23 @@ impl Layer {
     fn reachable_run(&self, keys: &Keys<'_>, hint: usize) -> usize {
         let reached =
             |count: usize| self.block(keys, count - 1).is_some_and(|block| block.depth as usize == count);
-        if self.reachable == 0 || keys.count == 0 || !reached(1) {
+        if self.reachable == 0 || keys.count == 0 {
             return 0;
         }
         let hint = hint.min(keys.count);
-        let (mut good, mut bad) = (1, keys.count + 1);
+        let (mut good, mut bad) = (0, keys.count + 1);
         if hint > 1 {
             if reached(hint) {
                 good = hint;
             } else {
                 bad = hint;
             }
+        }
+        if good == 0 {
+            if !reached(1) {
+                return 0;
+            }
+            good = 1;
         }
         let mut step = 1;
         while good + step < bad {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::combine::{continue_in_tier, gcd, Combination, GroupView, Kind};
-use super::layer::{Hashes, Layer, Parent, Stored};
+use super::layer::{Hashes, Keys, Layer, Parent, Stored};
 use crate::block_hash::BlockHash;
 use crate::events::{BlockRemoved, BlockStored, Event, EventBatch, HashValue, Integer, Value};
 use crate::function::{HashFunction, Scratch};
@@ -523,6 +523,9 @@ impl RankMap {
         }
         let total = hashes.len() as u64 * unit;
         let limit = num_tokens.map_or(total, |tokens| total.min(tokens.saturating_sub(1)));
+        if let Some((layer, size)) = self.single(unit) {
+            return single_match(layer, (unit, size, limit), hashes, hint);
+        }
         let device = self.views(hashes, unit, 0, false, hint);
         let combined = Combination::new(&device, unit);
         let lower: Vec<_> = (1..self.tiers.count)
@@ -566,6 +569,25 @@ impl RankMap {
             found.usable_tokens = usable;
         }
         found
+    }
+
+    /// The blocks and their size where all there is is one full-attention group on the device, as most engines have it.
+    fn single(&self, unit: u64) -> Option<(&Layer, u64)> {
+        let [(place, layer)] = &self.layers[..] else { return None };
+        let group = self.groups.get(&place.group)?;
+        let full = Kind::of(group.kind.as_deref(), group.window, group.chunk) == Kind::Full;
+        let alone = self.groups.len() == 1 && (place.tier, place.remote) == (0, false);
+        let size = if group.size(0) > 0 { group.size(0) } else { unit };
+        (alone && full && !self.settings.use_eagle && size % unit == 0).then_some((layer, size))
+    }
+
+    /// Read what lookups of these keys will, so that the memory of many ranks is fetched at once.
+    #[must_use]
+    pub fn touch(&self, keys: &[u64]) -> usize {
+        let geometry = self.groups.first_key_value().map_or(0, |(_, group)| group.size(0) as usize);
+        let held =
+            self.layers.first().map_or(0, |(_, layer)| keys.iter().filter(|&&key| layer.touch(key)).count());
+        geometry + held
     }
 
     /// The groups of a tier, those of one geometry together; none where one has no whole number of hashes.
@@ -612,6 +634,20 @@ impl RankMap {
         }
         views
     }
+}
+
+/// What `RankMap::longest_prefix` says where one full-attention group on the device is all there is.
+fn single_match(
+    layer: &Layer,
+    (unit, size, limit): (u64, u64, u64),
+    hashes: &dyn Hashes,
+    hint: usize,
+) -> Match {
+    let factor = usize::try_from(size / unit).unwrap_or(usize::MAX);
+    let blocks = layer.run(&Keys::new(hashes, factor), 0, hint / factor) as u64;
+    let tokens = blocks * size;
+    let by_tier = if blocks > 0 { vec![(0, tokens / unit)] } else { Vec::new() };
+    Match { unit, tokens, usable_tokens: blocks.min(limit / size) * size, by_tier, remote: Vec::new() }
 }
 
 /// The parents of an event's blocks, one after the other.
