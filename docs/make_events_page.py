@@ -58,7 +58,8 @@ publishes on the port plus r, and replays likewise; `inproc://name` becomes `inp
 A replayed batch is delivered before newer live ones, so a block that was removed meanwhile is never resurrected. A publisher
 is known by its endpoint and the rank in its batches, so two behind one socket are told apart. A restart is told from a late or
 repeated message by the batches' own times and contents: within one life a higher number has no earlier time. After ten
-seconds of silence the replay socket is asked whether the newest messages were missed.
+seconds of silence, and after every new connection, the replay socket is asked whether the newest messages were missed and whether
+the publisher is still in the life that is followed.
 
 `AllBlocksCleared` is published at the engine's next step, so an idle engine that was reset says so only then.
 
