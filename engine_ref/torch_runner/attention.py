@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 
 from ..block import cdiv
+from .graphs import DecodeBuffers
 from .layout import BatchLayout
 from .pages import KVPages
 
@@ -28,6 +29,10 @@ class AttentionBackend(Protocol):
 
     def plan(self, layout: BatchLayout, group: int, *, block_size: int, window: int | None) -> Any:
         """Prepare a step for the layers of one group; `window`: tokens that a token sees, itself included."""
+        ...
+
+    def plan_decodes(self, buffers: DecodeBuffers, group: int, *, block_size: int, window: int | None) -> Any:
+        """Prepare a step of one token a sequence from buffers, with operations that a CUDA graph can record."""
         ...
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, pages: KVPages, plan: Any) -> None:
@@ -96,6 +101,20 @@ class PlainAttention:
             for first, end in _runs(layout, block_size, window)
         ]
         return _Plan(layout.slots[group], parts)
+
+    def plan_decodes(
+        self, buffers: DecodeBuffers, group: int, *, block_size: int, window: int | None
+    ) -> _Plan:
+        """Plan one part that gathers every page of the tables, since a graph's shapes cannot follow the sequences."""
+        table = buffers.tables[group]
+        places = torch.arange(table.shape[1] * block_size, device=table.device)
+        visible = places <= buffers.positions[:, None]
+        if window is not None:
+            visible &= places > buffers.positions[:, None] - window
+        mask = torch.zeros(visible.shape, dtype=self._dtype, device=table.device)
+        mask.masked_fill_(~visible, float("-inf"))
+        part = _Part(0, buffers.size, buffers.size, 1, table, mask[:, None, None])
+        return _Plan(buffers.slots(group), [part])
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, pages: KVPages, plan: _Plan) -> None:
         """Write by slot."""

@@ -25,6 +25,8 @@ class PagedStep:
     cache: PagedCache
     plans: dict[int, Any]
 
+    # Not compiled: pages are found and written by shapes that change with every step.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def attend(
         self,
         layer: int,

@@ -19,15 +19,15 @@ from ..request import Request
 from ..scheduler import StepPlan
 from ..spec import GroupSpec, MambaSpec
 from .attention import AttentionBackend, PlainAttention
-from .attention_interface import PagedStep
 from .errors import UnsupportedModelError
 from .families import group_layers
+from .forward import Forward, choose_graphs
 from .layout import BatchLayout, StepSequence, lay_out
 from .loading import DTYPES, LoadedModel, load_model
 from .lora import LoraAdapters
 from .pages import PagedCache
 from .sampler import choose_tokens, report_logprobs
-from .states import plan_states, state_shape, use_paged_states
+from .states import state_shape, use_paged_states
 
 __all__ = ["TorchRunner"]
 
@@ -47,7 +47,9 @@ class TorchRunner:
     """Runs a loaded model on pages of its own.
 
     `num_blocks`: pages, the null block included. `drafter`: proposes the drafts that async scheduling planned as
-    placeholders. `attention`: ``"plain"`` or ``"triton"`` (CUDA only). Raises UnsupportedModelError.
+    placeholders. `attention`: ``"plain"`` or ``"triton"`` (CUDA only, and the default there). `graphs`: for decodes,
+    ``"cuda"`` (the default with Triton), ``"off"``, or ``"repeat"`` for tests. `compile_backend`: of torch.compile,
+    None: not compiled. Raises UnsupportedModelError.
     """
 
     def __init__(
@@ -57,7 +59,9 @@ class TorchRunner:
         num_blocks: int,
         block_size: int = 16,
         drafter: NgramDrafter | None = None,
-        attention: str = "plain",
+        attention: str | None = None,
+        graphs: str | None = None,
+        compile_backend: str | None = None,
     ) -> None:
         self.loaded = loaded
         self.num_blocks = num_blocks
@@ -70,8 +74,14 @@ class TorchRunner:
             raise UnsupportedModelError(
                 "drafts need a cache that can go back; the recurrent states of this model cannot"
             )
-        self._backend = _backend(attention, loaded)
-        self.cache = self._make_cache()
+        attention = attention or ("triton" if loaded.device.type == "cuda" else "plain")
+        backend = _backend(attention, loaded)
+        graphs = choose_graphs(graphs, attention=attention, groups=self.layer_groups)
+        # Rows that pad a graph's batch write to one page more, which the engine does not know of.
+        self.cache = self._make_cache(num_blocks + (graphs != "off"))
+        self.forward = Forward(
+            loaded, self.layer_groups, backend, self.cache, compile_backend=compile_backend, graphs=graphs
+        )
         self._rows: dict[str, _Row] = {}
 
     @classmethod
@@ -149,6 +159,7 @@ class TorchRunner:
     def execute(self, plan: StepPlan, requests: Mapping[str, Request]) -> dict[str, list[int]]:
         """Compute a planned step; see `ModelRunner`."""
         with torch.inference_mode():
+            self.cache.moves.join()
             self.cache.drop_nan(self._take_in(plan, requests))
             self.cache.copy_blocks(plan.block_copies)
             drafts: dict[str, list[int]] = {}
@@ -235,29 +246,9 @@ class TorchRunner:
         )
 
     def _forward(self, layout: BatchLayout) -> torch.Tensor:
-        """Return the logits of the layout's `logit_index`, (rows, vocabulary)."""
-        plans: dict[int, Any] = {}
-        for number, group in enumerate(self.layer_groups):
-            spec = group.spec
-            plan: Any
-            if isinstance(spec, MambaSpec):
-                plan = plan_states(layout, number, block_size=spec.block_size)
-            else:
-                plan = self._backend.plan(
-                    layout, number, block_size=spec.block_size, window=spec.sliding_window
-                )
-            plans.update(dict.fromkeys(group.layers, plan))
-        self.adapters.use(self._adapter_rows(layout))
-        embeds = self._embeds(layout)
-        output = self.loaded.model(
-            input_ids=layout.token_ids[None] if embeds is None else None,
-            inputs_embeds=embeds,
-            position_ids=layout.positions[None],
-            use_cache=False,
-            logits_to_keep=layout.logit_index,
-            paged_step=PagedStep(self._backend, self.cache, plans),
-        )
-        return output.logits[0]
+        adapters, embeds = self._adapter_rows(layout), self._embeds(layout)
+        self.adapters.use(adapters)
+        return self.forward.logits(layout, embeds, plain=not adapters and embeds is None)
 
     def _adapter_rows(self, layout: BatchLayout) -> list[tuple[str, list[int]]]:
         rows: dict[str, list[int]] = {}
@@ -337,7 +328,7 @@ class TorchRunner:
         for i, report in enumerate(report_logprobs(logits[: end - first], tokens, count)):
             request.logprobs[first + i] = report
 
-    def _make_cache(self) -> PagedCache:
+    def _make_cache(self, num_blocks: int) -> PagedCache:
         config, model = self.loaded.config, self.loaded.model
         heads, states = {}, {}
         for group in self.layer_groups:
@@ -350,7 +341,7 @@ class TorchRunner:
                     heads[layer] = (int(config.num_key_value_heads), int(module.self_attn.head_dim))
         return PagedCache(
             self.layer_groups,
-            num_blocks=self.num_blocks,
+            num_blocks=num_blocks,
             head_shapes=heads,
             state_shapes=states,
             dtype=self.loaded.dtype,
