@@ -83,6 +83,7 @@ def make_runner(options: EngineOptions) -> ModelRunner:
         block_size=options.block_size,
         dtype=options.dtype,
         device=options.device,
+        graphs="off" if options.enforce_eager else None,
         adapters=dict(options.adapters),
         drafter=options.drafter(),
     )

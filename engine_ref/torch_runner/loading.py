@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from .attention_interface import ATTENTION_NAME
 from .errors import CorruptWeightsError, MissingWeightsError, ModelError, UnsupportedModelError
 from .families import check_config
+from .packing import pack_linears
 
 __all__ = ["DTYPES", "LoadedModel", "load_model", "weight_files"]
 
@@ -71,6 +72,8 @@ def load_model(source: str | Path, *, dtype: str = "float32", device: str = "cpu
             f"{len(missing)} tensors are in no file of {folder}, the first is {missing[0]}"
         )
     model.eval().requires_grad_(False).to(where)
+    if where.type == "cpu":
+        pack_linears(model)
     return LoadedModel(model, config, folder, DTYPES[dtype], where, _fingerprint(config, files, dtype))
 
 

@@ -19,7 +19,7 @@ from ..request import Request
 from ..scheduler import StepPlan
 from ..spec import GroupSpec, MambaSpec
 from .attention import AttentionBackend, PlainAttention
-from .errors import UnsupportedModelError
+from .errors import UnsupportedInputError, UnsupportedModelError
 from .families import group_layers
 from .forward import Forward, choose_graphs
 from .layout import BatchLayout, StepSequence, lay_out
@@ -125,6 +125,10 @@ class TorchRunner:
         """Raise what is wrong with a request for this model, before it is queued: UsageError kinds."""
         if request.lora is not None:
             self.adapters.check(_adapter_name(request.lora))
+        if request.chain.keys.multimodal:
+            raise UnsupportedInputError(
+                "the model takes no images; its tokens would be computed as text", at="$.multimodal"
+            )
         embeds = request.chain.keys.prompt_embeds
         hidden = int(self.loaded.config.hidden_size)
         if embeds is not None and embeds.shape[1] != hidden:

@@ -82,7 +82,12 @@ def test_a_step_is_padded_to_the_next_size(shelf: ModelShelf) -> None:
     assert graphs.run(step((1, 1), (2, 1), (5, 1), (6, 1))) is not None
     # A smaller step after a larger one finds nothing of it.
     graphs.run(step((4, 1), (5, 1), (6, 1)))
-    assert seen[-1][2][0].tolist() == [[1, 1, 0, 0, 0, 0], [2, 2, 0, 0, 0, 0], [3, 3, 0, 0, 0, 0], [9, 0, 0, 0, 0, 0]]
+    assert seen[-1][2][0].tolist() == [
+        [1, 1, 0, 0, 0, 0],
+        [2, 2, 0, 0, 0, 0],
+        [3, 3, 0, 0, 0, 0],
+        [9, 0, 0, 0, 0, 0],
+    ]
     before = len(seen)
     for other in (
         step((1, 1), (2, 1), (3, 1), (4, 1), (5, 1)),  # too many
