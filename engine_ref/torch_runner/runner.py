@@ -19,9 +19,10 @@ from ..request import Request
 from ..scheduler import StepPlan
 from ..spec import GroupSpec, MambaSpec
 from .attention import AttentionBackend, PlainAttention
-from .errors import UnsupportedInputError, UnsupportedModelError
+from .errors import UnsupportedModelError
 from .families import group_layers
 from .forward import Forward, choose_graphs
+from .images import Images
 from .layout import BatchLayout, StepSequence, lay_out
 from .loading import DTYPES, LoadedModel, load_model
 from .lora import LoraAdapters
@@ -68,6 +69,7 @@ class TorchRunner:
         self.drafter = drafter
         self.layer_groups = group_layers(loaded.config, block_size=block_size)
         self.adapters = LoraAdapters(loaded.model)
+        self.images = Images(loaded)
         self.vocab_size = int(loaded.config.vocab_size)
         self._has_states = any(isinstance(spec, MambaSpec) for spec in self.groups)
         if self._has_states and drafter is not None:
@@ -125,10 +127,7 @@ class TorchRunner:
         """Raise what is wrong with a request for this model, before it is queued: UsageError kinds."""
         if request.lora is not None:
             self.adapters.check(_adapter_name(request.lora))
-        if request.chain.keys.multimodal:
-            raise UnsupportedInputError(
-                "the model takes no images; its tokens would be computed as text", at="$.multimodal"
-            )
+        self.images.check(request.chain.keys.multimodal)
         embeds = request.chain.keys.prompt_embeds
         hidden = int(self.loaded.config.hidden_size)
         if embeds is not None and embeds.shape[1] != hidden:
@@ -265,12 +264,15 @@ class TorchRunner:
         return list(rows.items())
 
     def _embeds(self, layout: BatchLayout) -> torch.Tensor | None:
-        """Return the step's embeddings where a request brought its own for some of its tokens."""
+        """Return the step's embeddings where a request brought its own, or an image, for some of its tokens."""
         brought: list[tuple[int, torch.Tensor]] = []
         for index, sequence in enumerate(layout.sequences):
             request = self._rows[sequence.request_id].request
             embeds = request.chain.keys.prompt_embeds
             end = min(sequence.end, request.num_prompt_tokens)
+            shift = layout.offsets[index] - sequence.start
+            images = self.images.rows(request.chain.keys.multimodal, sequence.start, sequence.end)
+            brought += [(first + shift, rows) for first, rows in images]
             if embeds is None or sequence.start >= end:
                 continue
             data = bytearray(embeds.rows(sequence.start, end))
@@ -333,11 +335,11 @@ class TorchRunner:
             request.logprobs[first + i] = report
 
     def _make_cache(self, num_blocks: int) -> PagedCache:
-        config, model = self.loaded.config, self.loaded.model
+        config = self.loaded.config
         heads, states = {}, {}
         for group in self.layer_groups:
             for layer in group.layers:
-                module = model.model.layers[layer]
+                module = self.loaded.layers[layer]
                 if isinstance(group.spec, MambaSpec):
                     use_paged_states(module.linear_attn)
                     states[layer] = state_shape(module.linear_attn)
