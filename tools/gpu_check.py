@@ -61,7 +61,7 @@ def seconds(function: Callable[[], Any], *, repeat: int = 10) -> float:
 
 def check_kernels(report: Report, count: int) -> None:
     """The kernels against the plain form in float64, on random steps."""
-    from tests.engine_models.kernel_cases import cases, difference
+    from tests.engine_models.kernel_cases import cases, difference, padded_difference
 
     close = {"float32": 5e-6, "bfloat16": 4e-2}
     worst = dict.fromkeys(close, 0.0)
@@ -70,6 +70,8 @@ def check_kernels(report: Report, count: int) -> None:
         output, pages = difference(case, device="cuda", splits=0 if number % 2 else None)
         worst[case.dtype] = max(worst[case.dtype], output)
         wrote = max(wrote, pages)
+    padded = max(padded_difference(number, device="cuda", splits=None) for number in range(20))
+    report.check(padded < close["float32"], f"decodes in padded buffers: largest error {padded:.2e}")
     report.check(wrote == 0.0, f"KV writing: {count} random steps, largest difference {wrote:g}")
     for dtype, limit in close.items():
         report.check(
