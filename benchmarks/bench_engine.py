@@ -141,6 +141,7 @@ def bench_generate(runner: TorchRunner, reference: Any, clock: Clock, args: argp
     print(
         f"throughput, engine / transformers' generate   {ratio:6.2f}x   (floor 1.0; by CPU time {cpu_ratio:.2f}x)"
     )
+    print(f"the same, best round of each                  {min(theirs) / min(ours):6.2f}x")
     print(f"overhead per step outside the model           {statistics.median(shares):6.1%}   (ceiling 10 %)")
 
 
