@@ -33,8 +33,9 @@ def freeze_heap() -> None:
 
 
 def has_weights(model: str) -> bool:
-    """Return whether `model` is a folder with weights that can be run."""
-    return any(Path(model).expanduser().glob("*.safetensors"))
+    """Return whether `model` is a folder that has weights, or should have: an index names what may be missing."""
+    folder = Path(model).expanduser()
+    return any(folder.glob("*.safetensors")) or (folder / "model.safetensors.index.json").is_file()
 
 
 def make_engine(options: EngineOptions, deliver: Callable[[StepReport], None], *, rank: int = 0) -> Engine:
@@ -82,6 +83,7 @@ def make_runner(options: EngineOptions) -> ModelRunner:
         block_size=options.block_size,
         dtype=options.dtype,
         device=options.device,
+        graphs="off" if options.enforce_eager else None,
         adapters=dict(options.adapters),
         drafter=options.drafter(),
     )

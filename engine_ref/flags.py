@@ -62,7 +62,7 @@ _SHORT = {
     "--quantization": ("-q",),
 }
 _FLAGS_WITHOUT_EFFECT = (
-    *("--enforce-eager", "--enable-lora", "--enable-prompt-tokens-details", "--trust-remote-code"),
+    *("--enable-lora", "--enable-prompt-tokens-details", "--trust-remote-code"),
     *("--no-enable-log-requests", "--enable-log-requests"),
 )
 
@@ -154,6 +154,7 @@ _FLAGS: tuple[Callable[[Any], Any], ...] = (
         "--dtype", type=click.Choice(["auto", "float32", "bfloat16"]), default="auto", show_default=True
     ),
     click.option("--device", default="cpu", show_default=True, help="Of the model: cpu or cuda."),
+    click.option("--enforce-eager", is_flag=True, help="On CUDA: no graphs for decodes."),
     *(
         click.option(name, *_SHORT.get(name, ()), _name(name), default=None, hidden=True)
         for name in _WITHOUT_EFFECT
@@ -226,6 +227,7 @@ def engine_options(
         load_format=flags["load_format"],
         dtype="float32" if flags["dtype"] == "auto" else flags["dtype"],
         device=flags["device"],
+        enforce_eager=flags["enforce_eager"],
         adapters={a.name: a.path for a in read_adapters(flags["lora_modules"]).values()},
         **{**environment_options(), **environment},
     )

@@ -60,6 +60,7 @@ class EngineOptions:
     load_format: str = "auto"
     dtype: str = "float32"
     device: str = "cpu"
+    enforce_eager: bool = False
     adapters: Mapping[str, str] = field(default_factory=dict)
 
     def check(self) -> None:

@@ -61,7 +61,7 @@ def seconds(function: Callable[[], Any], *, repeat: int = 10) -> float:
 
 def check_kernels(report: Report, count: int) -> None:
     """The kernels against the plain form in float64, on random steps."""
-    from tests.engine_models.kernel_cases import cases, difference
+    from tests.engine_models.kernel_cases import cases, difference, padded_difference
 
     close = {"float32": 5e-6, "bfloat16": 4e-2}
     worst = dict.fromkeys(close, 0.0)
@@ -70,6 +70,8 @@ def check_kernels(report: Report, count: int) -> None:
         output, pages = difference(case, device="cuda", splits=0 if number % 2 else None)
         worst[case.dtype] = max(worst[case.dtype], output)
         wrote = max(wrote, pages)
+    padded = max(padded_difference(number, device="cuda", splits=None) for number in range(20))
+    report.check(padded < close["float32"], f"decodes in padded buffers: largest error {padded:.2e}")
     report.check(wrote == 0.0, f"KV writing: {count} random steps, largest difference {wrote:g}")
     for dtype, limit in close.items():
         report.check(
@@ -142,14 +144,45 @@ def check_tokens(report: Report) -> None:
         make_model(Path(folder), hidden=256, layers=4, heads=8, kv_heads=2, inner=512)
         prompts = [p[: 20 + 37 * i] for i, p in enumerate(random_prompts(16, 640, seed=3))]
         _, right = run(engine(Path(folder), num_blocks=2048)[0], prompts, 24)
-        for attention in ("plain", "triton"):
-            core, _ = engine(Path(folder), num_blocks=2048, device="cuda", attention=attention)
+        kinds: dict[str, dict[str, Any]] = {
+            "plain attention": {"attention": "plain"},
+            "triton attention": {"graphs": "off"},
+            "triton attention, CUDA graphs": {"graphs": "cuda"},
+            "triton attention, compiled": {"graphs": "off", "compile_backend": "inductor"},
+        }
+        for name, options in kinds.items():
+            core, runner = engine(Path(folder), num_blocks=2048, device="cuda", **options)
             first = run(core, prompts, 24)[1]
             again = run(core, prompts, 24)[1]  # with hits
             same = sum(a == b == c for a, b, c in zip(first, again, right, strict=True))
-            report.check(
-                same == len(prompts), f"tokens, {attention} attention: {same} of {len(prompts)} as on the CPU"
-            )
+            report.check(same == len(prompts), f"tokens, {name}: {same} of {len(prompts)} as on the CPU")
+            if options.get("graphs") == "cuda":
+                graphs = runner.forward.graphs
+                report.check(graphs.usable and graphs.replays > 20, f"CUDA graphs: {graphs.replays} replays")
+
+
+def check_page_moves(report: Report) -> None:
+    """Pages written from host memory while the device computes are there in the next step, and read back the same."""
+    import torch
+
+    with tempfile.TemporaryDirectory() as folder:
+        make_model(Path(folder), hidden=256, layers=4, heads=8, kv_heads=2, inner=512)
+        _, runner = engine(Path(folder), num_blocks=256, device="cuda")
+    draw = random.Random(5)
+    size = runner.cache.page_size(0)
+    pages = {block_id: draw.randbytes(size) for block_id in range(1, 200)}
+    busy = torch.randn(4096, 4096, device="cuda")
+    for block_id, page in pages.items():
+        busy = busy @ busy * 1e-4  # the model's stream is at work
+        runner.write_page(0, block_id, page)
+    runner.cache.moves.join()
+    key = runner.cache.layers[0].keys[1:200].flatten(1).contiguous().view(torch.uint8).cpu()
+    row = key.shape[1]
+    seen = all(bytes(key[i - 1].numpy().tobytes()) == page[:row] for i, page in pages.items())
+    back = all(runner.read_page(0, block_id) == page for block_id, page in pages.items())
+    report.check(
+        seen and back, f"pages through pinned memory and a side stream: {len(pages)} of {size} bytes"
+    )
 
 
 def measure_ceilings(report: Report) -> tuple[float, float]:
@@ -210,23 +243,33 @@ def measure_attention(report: Report, bandwidth: float, product: float) -> None:
         )
 
 
-def measure_engine(report: Report, bandwidth: float) -> None:
-    """Generate throughput and the time to the first token with 0, 50 and 95 % of the prompt cached."""
-    with tempfile.TemporaryDirectory() as folder:
-        make_model(Path(folder), hidden=2048, layers=16, heads=32, kv_heads=8, inner=5632)
-        core, runner = engine(
-            Path(folder), num_blocks=8192, dtype="bfloat16", device="cuda", attention="triton"
-        )
+def measure_generate(report: Report, core: Any, runner: Any, bandwidth: float, name: str) -> None:
+    """Generate throughput of 32 concurrent requests, and what a step takes beside what its weights alone would."""
     weights = sum(p.numel() * p.element_size() for p in runner.loaded.model.parameters())
-    run(core, random_prompts(4, 64, seed=0), 4)  # compiles the kernels
+    run(core, random_prompts(32, 64, seed=0), 4)  # compiles the kernels, records the graphs
     prompts = random_prompts(32, 512, seed=1)
     run(core, prompts, 1)
     took, _ = run(core, prompts, 65)
     per_step = took / 65
     report.say(
-        f"     generate, 1B Llama in bfloat16, 32 requests: {32 * 65 / took:.0f} tokens/s, "
+        f"     generate, 1B Llama in bfloat16, 32 requests, {name}: {32 * 65 / took:.0f} tokens/s, "
         f"a step {per_step * 1e3:.1f} ms, its weights alone {weights / bandwidth * 1e3:.1f} ms at the memory's speed"
     )
+
+
+def measure_engine(report: Report, bandwidth: float) -> None:
+    """Generate throughput and the time to the first token with 0, 50 and 95 % of the prompt cached."""
+    import torch
+
+    with tempfile.TemporaryDirectory() as folder:
+        make_model(Path(folder), hidden=2048, layers=16, heads=32, kv_heads=8, inner=5632)
+        options: dict[str, Any] = {"num_blocks": 8192, "dtype": "bfloat16", "device": "cuda"}
+        core, runner = engine(Path(folder), **options, graphs="off")
+        measure_generate(report, core, runner, bandwidth, "without graphs")
+        del core, runner
+        torch.cuda.empty_cache()
+        core, runner = engine(Path(folder), **options, graphs="cuda")
+    measure_generate(report, core, runner, bandwidth, "with CUDA graphs")
     length = 8192
     for share in (0.0, 0.5, 0.95):
         times = []
@@ -278,6 +321,7 @@ def main() -> int:
     with torch.inference_mode():
         check_kernels(report, args.cases)
         check_tokens(report)
+        check_page_moves(report)
         bandwidth, product = measure_ceilings(report)
         measure_attention(report, bandwidth, product)
         measure_engine(report, bandwidth)

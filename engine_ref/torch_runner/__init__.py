@@ -25,12 +25,14 @@ from .errors import (
     UnsupportedModelError,
 )
 from .families import FAMILIES
+from .images import Image
 from .loading import LoadedModel, load_model
 from .runner import TorchRunner
 
 __all__ = [
     "FAMILIES",
     "CorruptWeightsError",
+    "Image",
     "LoadedModel",
     "MissingWeightsError",
     "ModelError",

@@ -14,6 +14,7 @@ import torch
 from torch.nn import functional
 
 from ..block import cdiv
+from .graphs import DecodeBuffers
 from .layout import BatchLayout
 from .pages import KVPages
 
@@ -28,6 +29,10 @@ class AttentionBackend(Protocol):
 
     def plan(self, layout: BatchLayout, group: int, *, block_size: int, window: int | None) -> Any:
         """Prepare a step for the layers of one group; `window`: tokens that a token sees, itself included."""
+        ...
+
+    def plan_decodes(self, buffers: DecodeBuffers, group: int, *, block_size: int, window: int | None) -> Any:
+        """Prepare a step of one token a sequence from buffers, with operations that a CUDA graph can record."""
         ...
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, pages: KVPages, plan: Any) -> None:
@@ -88,6 +93,7 @@ class PlainAttention:
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
+        self._gathered: dict[str, torch.Tensor] = {}
 
     def plan(self, layout: BatchLayout, group: int, *, block_size: int, window: int | None) -> _Plan:
         """Divide the step into parts and make their masks."""
@@ -96,6 +102,20 @@ class PlainAttention:
             for first, end in _runs(layout, block_size, window)
         ]
         return _Plan(layout.slots[group], parts)
+
+    def plan_decodes(
+        self, buffers: DecodeBuffers, group: int, *, block_size: int, window: int | None
+    ) -> _Plan:
+        """Plan one part that gathers every page of the tables, since a graph's shapes cannot follow the sequences."""
+        table = buffers.tables[group]
+        places = torch.arange(table.shape[1] * block_size, device=table.device)
+        visible = places <= buffers.positions[:, None]
+        if window is not None:
+            visible &= places > buffers.positions[:, None] - window
+        mask = torch.zeros(visible.shape, dtype=self._dtype, device=table.device)
+        mask.masked_fill_(~visible, float("-inf"))
+        part = _Part(0, buffers.size, buffers.size, 1, table, mask[:, None, None])
+        return _Plan(buffers.slots(group), [part])
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, pages: KVPages, plan: _Plan) -> None:
         """Write by slot."""
@@ -124,11 +144,22 @@ class PlainAttention:
                 k = keys[span].view(*shape, kv_heads, size)
                 v = values[span].view(*shape, kv_heads, size)
             else:
-                k = _gather(pages.keys, part.table)
-                v = _gather(pages.values, part.table)
+                k = self._gather("keys", pages.keys, part.table)
+                v = self._gather("values", pages.values, part.table)
             output = _attend_part(q, k, v, part, scale=scale, softcap=softcap)
             outputs.append(output.reshape(part.end - part.first, heads, size))
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+    def _gather(self, kind: str, pages: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        """Return (sequences, keys, KV heads, head size), in memory that the next layer uses again."""
+        rows = pages.view(pages.shape[0], -1)
+        count = table.numel() * rows.shape[1]
+        memory = self._gathered.get(kind)
+        if memory is None or memory.numel() < count or memory.dtype != rows.dtype:
+            memory = self._gathered[kind] = torch.empty(count, dtype=rows.dtype, device=rows.device)
+        found = memory[:count].view(table.numel(), rows.shape[1])
+        torch.index_select(rows, 0, table.flatten(), out=found)
+        return found.view(table.shape[0], -1, *pages.shape[2:])
 
     def _part(
         self, layout: BatchLayout, group: int, first: int, end: int, *, block_size: int, window: int | None
@@ -180,12 +211,6 @@ def _runs(layout: BatchLayout, block_size: int, window: int | None) -> Iterator[
 
 def _skipped_blocks(start: int, block_size: int, window: int | None) -> int:
     return 0 if window is None else max(0, start - window + 1) // block_size
-
-
-def _gather(pages: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Return (sequences, keys, KV heads, head size)."""
-    found = pages.index_select(0, table.flatten())
-    return found.view(table.shape[0], -1, *pages.shape[2:])
 
 
 def _attend_part(

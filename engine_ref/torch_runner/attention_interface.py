@@ -42,6 +42,8 @@ class PagedStep:
         return self.backend.attend(queries, keys, values, pages, plan, scale=scale, softcap=softcap)
 
 
+# Not compiled: pages are found and written by shapes that change with every step.
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def _paged_attention(
     module: Any,
     query: torch.Tensor,

@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
+from .graphs import DecodeBuffers
 from .layout import BatchLayout
 from .pages import KVPages
 
@@ -226,6 +227,20 @@ class _Plan:
         return self.tiles[queries]
 
 
+class _OneTileEach(dict[int, tuple[torch.Tensor, torch.Tensor]]):
+    """The tiles of a step of decodes: one a sequence, however many queries a tile may have."""
+
+    def __init__(self, sequences: torch.Tensor, firsts: torch.Tensor) -> None:
+        super().__init__()
+        self._tiles = (sequences, firsts)
+
+    def __contains__(self, queries: object) -> bool:
+        return True
+
+    def __missing__(self, queries: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._tiles
+
+
 class TritonAttention:
     """The kernels behind the calls of `AttentionBackend`. `splits`: force that many, a power of two (for tests)."""
 
@@ -251,6 +266,26 @@ class TritonAttention:
             page=block_size,
             window=window or 0,
             tiles={},
+        )
+
+    def plan_decodes(
+        self, buffers: DecodeBuffers, group: int, *, block_size: int, window: int | None
+    ) -> _Plan:
+        """Plan a tile a sequence; splits are as many as the longest possible sequence asks for."""
+        size, tables = buffers.size, buffers.tables[group]
+        every = buffers.every.to(torch.int32)
+        zeros = torch.zeros_like(every)
+        return _Plan(
+            slots=buffers.slots(group),
+            tables=tables,
+            offsets=every,
+            starts=buffers.positions.to(torch.int32),
+            counts=torch.ones_like(every),
+            sequence_counts=[1] * size,
+            longest_key=tables.shape[1] * block_size,
+            page=block_size,
+            window=window or 0,
+            tiles=_OneTileEach(every, zeros),
         )
 
     def write(self, keys: torch.Tensor, values: torch.Tensor, pages: KVPages, plan: _Plan) -> None:

@@ -10,6 +10,7 @@ __all__ = [
     "ModelError",
     "UnknownAdapterError",
     "UnknownFamilyError",
+    "UnsupportedInputError",
     "UnsupportedModelError",
 ]
 
@@ -48,3 +49,9 @@ class UnknownAdapterError(UsageError):
     """A request names an adapter that is not loaded."""
 
     code = "unknown-adapter"
+
+
+class UnsupportedInputError(UsageError):
+    """A request brings what the model cannot take."""
+
+    code = "unsupported-input"

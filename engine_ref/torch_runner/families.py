@@ -8,7 +8,7 @@ from typing import Any
 from ..spec import FullAttentionSpec, GroupSpec, MambaSpec, SlidingWindowSpec
 from .errors import UnknownFamilyError, UnsupportedModelError
 
-__all__ = ["FAMILIES", "LayerGroup", "check_config", "group_layers"]
+__all__ = ["FAMILIES", "VISION_FAMILIES", "LayerGroup", "check_config", "group_layers"]
 
 #: ``model_type`` of config.json. The last two are hybrids of linear attention and full attention.
 FAMILIES = (
@@ -21,6 +21,9 @@ FAMILIES = (
     "qwen3_5_text",
     "qwen3_next",
 )
+
+#: Families whose language model is one of these; images come as embeddings of their placeholders.
+VISION_FAMILIES = ("llava",)
 
 #: Rotary embeddings whose angles depend on a token's position alone. Others look at the length of the batch's longest
 #: sequence, so a cached key would be wrong for the next request.
@@ -40,9 +43,14 @@ class LayerGroup:
 def check_config(config: Any) -> None:
     """Raise UnknownFamilyError or UnsupportedModelError for a model that cannot run."""
     family = getattr(config, "model_type", None)
+    if family in VISION_FAMILIES:
+        if getattr(config, "text_config", None) is not None:
+            check_config(config.text_config)
+        return
     if family not in FAMILIES:
         raise UnknownFamilyError(
-            f"the model family {family!r} is not supported; expected one of: {', '.join(FAMILIES)}",
+            f"the model family {family!r} is not supported; expected one of: "
+            f"{', '.join((*FAMILIES, *VISION_FAMILIES))}",
             at="$.model_type",
         )
     rope = getattr(config, "rope_parameters", None) or {}

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoTokenizer
 
 from .attention_interface import ATTENTION_NAME
 from .errors import CorruptWeightsError, MissingWeightsError, ModelError, UnsupportedModelError
-from .families import check_config
+from .families import VISION_FAMILIES, check_config
+from .packing import pack_linears
 
 __all__ = ["DTYPES", "LoadedModel", "load_model", "weight_files"]
 
@@ -23,7 +24,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model ready to run. ``fingerprint``: names the weights and the dtype, so that pages of another differ."""
+    """A model ready to run. ``fingerprint``: names the weights and the dtype, so that pages of another differ.
+
+    ``config``: of the language model. ``image_token_id``: stands for an image in a prompt; None: there are no images.
+    """
 
     model: Any
     config: Any
@@ -31,6 +35,12 @@ class LoadedModel:
     dtype: torch.dtype
     device: torch.device
     fingerprint: str
+    image_token_id: int | None = None
+
+    @property
+    def layers(self) -> Any:
+        """The layers of the language model."""
+        return getattr(self.model.model, "language_model", self.model.model).layers
 
     def load_tokenizer(self) -> Any:
         """Return the folder's tokenizer; raises ModelError."""
@@ -53,12 +63,14 @@ def load_model(source: str | Path, *, dtype: str = "float32", device: str = "cpu
     check_config(config)
     files = weight_files(folder)
     where = torch.device(device)
+    vision = config.model_type in VISION_FAMILIES
+    attention: Any = {"text_config": ATTENTION_NAME, "vision_config": "sdpa"} if vision else ATTENTION_NAME
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        model, info = (AutoModelForImageTextToText if vision else AutoModelForCausalLM).from_pretrained(
             folder,
             config=config,
             dtype=DTYPES[dtype],
-            attn_implementation=ATTENTION_NAME,
+            attn_implementation=attention,
             local_files_only=True,
             use_safetensors=True,
             output_loading_info=True,
@@ -71,7 +83,17 @@ def load_model(source: str | Path, *, dtype: str = "float32", device: str = "cpu
             f"{len(missing)} tensors are in no file of {folder}, the first is {missing[0]}"
         )
     model.eval().requires_grad_(False).to(where)
-    return LoadedModel(model, config, folder, DTYPES[dtype], where, _fingerprint(config, files, dtype))
+    if where.type == "cpu":
+        pack_linears(model)
+    return LoadedModel(
+        model,
+        config.get_text_config(),
+        folder,
+        DTYPES[dtype],
+        where,
+        _fingerprint(config, files, dtype),
+        int(config.image_token_id) if vision else None,
+    )
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -103,6 +103,7 @@ class LoraAdapters:
     def _add_hook(self, path: str) -> None:
         weights = self._weights[path]
 
+        @torch.compiler.disable  # type: ignore[untyped-decorator]
         def add(_: Any, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
             for name, index in self._rows:
                 adapter = weights.get(name)

@@ -13,6 +13,7 @@ import torch
 
 from ..spec import MambaSpec
 from .families import LayerGroup
+from .page_moves import PageMover
 
 __all__ = ["KVPages", "PagedCache", "StatePages", "StateShape"]
 
@@ -67,6 +68,7 @@ class PagedCache:
     ) -> None:
         self.groups = tuple(groups)
         self.num_blocks = num_blocks
+        self.moves = PageMover(device)
         self.layers: dict[int, KVPages | StatePages] = {}
 
         def zeros(*shape: int, dtype: torch.dtype = dtype) -> torch.Tensor:
@@ -94,19 +96,16 @@ class PagedCache:
 
     def read_page(self, group: int, block_id: int) -> bytes:
         """Return a block's content in every layer of the group; the layers follow each other."""
-        parts = [part[block_id].reshape(-1).view(torch.uint8) for part in self._parts(group)]
-        return bytes(torch.cat(parts).cpu().numpy().tobytes())
+        return self.moves.read(self._parts(group), block_id)
 
     def write_page(self, group: int, block_id: int, page: bytes) -> None:
-        """Put back what `read_page` returned; raises ValueError for a page of another size and writes nothing."""
+        """Put back what `read_page` returned; raises ValueError for a page of another size and writes nothing.
+
+        The write may still be under way: `moves.join` comes before the next step.
+        """
         if len(page) != self.page_size(group):
             raise ValueError(f"a page of group {group} has {self.page_size(group)} bytes, got {len(page)}")
-        data, start = torch.frombuffer(bytearray(page), dtype=torch.uint8), 0
-        for part in self._parts(group):
-            target = part[block_id]
-            source = data[start : start + target.nbytes].clone().view(target.dtype).view(target.shape)
-            target.copy_(source)
-            start += target.nbytes
+        self.moves.write(self._parts(group), block_id, page)
 
     def copy_blocks(self, pairs: Iterable[tuple[int, int]]) -> None:
         """Copy whole blocks, (source, copy) by id; no copy is the source of another."""

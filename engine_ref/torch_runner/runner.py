@@ -19,15 +19,16 @@ from ..request import Request
 from ..scheduler import StepPlan
 from ..spec import GroupSpec, MambaSpec
 from .attention import AttentionBackend, PlainAttention
-from .attention_interface import PagedStep
 from .errors import UnsupportedModelError
 from .families import group_layers
+from .forward import Forward, choose_graphs
+from .images import Images
 from .layout import BatchLayout, StepSequence, lay_out
 from .loading import DTYPES, LoadedModel, load_model
 from .lora import LoraAdapters
 from .pages import PagedCache
 from .sampler import choose_tokens, report_logprobs
-from .states import plan_states, state_shape, use_paged_states
+from .states import state_shape, use_paged_states
 
 __all__ = ["TorchRunner"]
 
@@ -47,7 +48,9 @@ class TorchRunner:
     """Runs a loaded model on pages of its own.
 
     `num_blocks`: pages, the null block included. `drafter`: proposes the drafts that async scheduling planned as
-    placeholders. `attention`: ``"plain"`` or ``"triton"`` (CUDA only). Raises UnsupportedModelError.
+    placeholders. `attention`: ``"plain"`` or ``"triton"`` (CUDA only, and the default there). `graphs`: for decodes,
+    ``"cuda"`` (the default with Triton), ``"off"``, or ``"repeat"`` for tests. `compile_backend`: of torch.compile,
+    None: not compiled. Raises UnsupportedModelError.
     """
 
     def __init__(
@@ -57,21 +60,30 @@ class TorchRunner:
         num_blocks: int,
         block_size: int = 16,
         drafter: NgramDrafter | None = None,
-        attention: str = "plain",
+        attention: str | None = None,
+        graphs: str | None = None,
+        compile_backend: str | None = None,
     ) -> None:
         self.loaded = loaded
         self.num_blocks = num_blocks
         self.drafter = drafter
         self.layer_groups = group_layers(loaded.config, block_size=block_size)
         self.adapters = LoraAdapters(loaded.model)
+        self.images = Images(loaded)
         self.vocab_size = int(loaded.config.vocab_size)
         self._has_states = any(isinstance(spec, MambaSpec) for spec in self.groups)
         if self._has_states and drafter is not None:
             raise UnsupportedModelError(
                 "drafts need a cache that can go back; the recurrent states of this model cannot"
             )
-        self._backend = _backend(attention, loaded)
-        self.cache = self._make_cache()
+        attention = attention or ("triton" if loaded.device.type == "cuda" else "plain")
+        backend = _backend(attention, loaded)
+        graphs = choose_graphs(graphs, attention=attention, groups=self.layer_groups)
+        # Rows that pad a graph's batch write to one page more, which the engine does not know of.
+        self.cache = self._make_cache(num_blocks + (graphs != "off"))
+        self.forward = Forward(
+            loaded, self.layer_groups, backend, self.cache, compile_backend=compile_backend, graphs=graphs
+        )
         self._rows: dict[str, _Row] = {}
 
     @classmethod
@@ -115,6 +127,7 @@ class TorchRunner:
         """Raise what is wrong with a request for this model, before it is queued: UsageError kinds."""
         if request.lora is not None:
             self.adapters.check(_adapter_name(request.lora))
+        self.images.check(request.chain.keys.multimodal)
         embeds = request.chain.keys.prompt_embeds
         hidden = int(self.loaded.config.hidden_size)
         if embeds is not None and embeds.shape[1] != hidden:
@@ -149,6 +162,7 @@ class TorchRunner:
     def execute(self, plan: StepPlan, requests: Mapping[str, Request]) -> dict[str, list[int]]:
         """Compute a planned step; see `ModelRunner`."""
         with torch.inference_mode():
+            self.cache.moves.join()
             self.cache.drop_nan(self._take_in(plan, requests))
             self.cache.copy_blocks(plan.block_copies)
             drafts: dict[str, list[int]] = {}
@@ -235,29 +249,9 @@ class TorchRunner:
         )
 
     def _forward(self, layout: BatchLayout) -> torch.Tensor:
-        """Return the logits of the layout's `logit_index`, (rows, vocabulary)."""
-        plans: dict[int, Any] = {}
-        for number, group in enumerate(self.layer_groups):
-            spec = group.spec
-            plan: Any
-            if isinstance(spec, MambaSpec):
-                plan = plan_states(layout, number, block_size=spec.block_size)
-            else:
-                plan = self._backend.plan(
-                    layout, number, block_size=spec.block_size, window=spec.sliding_window
-                )
-            plans.update(dict.fromkeys(group.layers, plan))
-        self.adapters.use(self._adapter_rows(layout))
-        embeds = self._embeds(layout)
-        output = self.loaded.model(
-            input_ids=layout.token_ids[None] if embeds is None else None,
-            inputs_embeds=embeds,
-            position_ids=layout.positions[None],
-            use_cache=False,
-            logits_to_keep=layout.logit_index,
-            paged_step=PagedStep(self._backend, self.cache, plans),
-        )
-        return output.logits[0]
+        adapters, embeds = self._adapter_rows(layout), self._embeds(layout)
+        self.adapters.use(adapters)
+        return self.forward.logits(layout, embeds, plain=not adapters and embeds is None)
 
     def _adapter_rows(self, layout: BatchLayout) -> list[tuple[str, list[int]]]:
         rows: dict[str, list[int]] = {}
@@ -270,12 +264,15 @@ class TorchRunner:
         return list(rows.items())
 
     def _embeds(self, layout: BatchLayout) -> torch.Tensor | None:
-        """Return the step's embeddings where a request brought its own for some of its tokens."""
+        """Return the step's embeddings where a request brought its own, or an image, for some of its tokens."""
         brought: list[tuple[int, torch.Tensor]] = []
         for index, sequence in enumerate(layout.sequences):
             request = self._rows[sequence.request_id].request
             embeds = request.chain.keys.prompt_embeds
             end = min(sequence.end, request.num_prompt_tokens)
+            shift = layout.offsets[index] - sequence.start
+            images = self.images.rows(request.chain.keys.multimodal, sequence.start, sequence.end)
+            brought += [(first + shift, rows) for first, rows in images]
             if embeds is None or sequence.start >= end:
                 continue
             data = bytearray(embeds.rows(sequence.start, end))
@@ -337,12 +334,12 @@ class TorchRunner:
         for i, report in enumerate(report_logprobs(logits[: end - first], tokens, count)):
             request.logprobs[first + i] = report
 
-    def _make_cache(self) -> PagedCache:
-        config, model = self.loaded.config, self.loaded.model
+    def _make_cache(self, num_blocks: int) -> PagedCache:
+        config = self.loaded.config
         heads, states = {}, {}
         for group in self.layer_groups:
             for layer in group.layers:
-                module = model.model.layers[layer]
+                module = self.loaded.layers[layer]
                 if isinstance(group.spec, MambaSpec):
                     use_paged_states(module.linear_attn)
                     states[layer] = state_shape(module.linear_attn)
@@ -350,7 +347,7 @@ class TorchRunner:
                     heads[layer] = (int(config.num_key_value_heads), int(module.self_attn.head_dim))
         return PagedCache(
             self.layer_groups,
-            num_blocks=self.num_blocks,
+            num_blocks=num_blocks,
             head_shapes=heads,
             state_shapes=states,
             dtype=self.loaded.dtype,

@@ -78,6 +78,7 @@ def use_paged_states(module: Any) -> None:
     """Make a gated delta net take its states from the step's pages."""
     forward: Callable[..., torch.Tensor] = module.forward
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def paged_forward(hidden_states: torch.Tensor, *, paged_step: Any, **options: Any) -> torch.Tensor:
         options.pop("cache", None)
         options.pop("attention_mask", None)

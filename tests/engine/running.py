@@ -114,12 +114,14 @@ class Served:
         return self.process.wait(DEADLINE_S)
 
 
-def start_process(log: Path, *arguments: str, environment: dict[str, str] | None = None) -> Served:
+def start_process(
+    log: Path, *arguments: str, model: str = "null", environment: dict[str, str] | None = None
+) -> Served:
     """Start `python -m engine_ref serve` and wait until it is ready."""
     env = {**os.environ, "PYTHONHASHSEED": "0", "VLLM_SERVER_DEV_MODE": "1", **(environment or {})}
     with log.open("ab") as stderr:
         process = subprocess.Popen(
-            [sys.executable, "-m", "engine_ref", "serve", "null", "--port", "0", *arguments],
+            [sys.executable, "-m", "engine_ref", "serve", model, "--port", "0", *arguments],
             stdout=subprocess.PIPE,
             stderr=stderr,
             env=env,

@@ -84,9 +84,12 @@ def test_weights_and_torch_make_a_model_run(tmp_path: Path, monkeypatch: pytest.
         "block_size": options.block_size,
         "dtype": "bfloat16",
         "device": "cpu",
+        "graphs": None,
         "adapters": {"sql": "adapters/sql"},
         "drafter": None,
     }
+    build.make_runner(small_options(model=model, enforce_eager=True))
+    assert asked["graphs"] == "off"
     assert isinstance(build.make_runner(small_options(model=model, load_format="dummy")), NullRunner)
     found["torch"] = False
     assert isinstance(build.make_runner(options), NullRunner)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
-import signal
-import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,50 +20,12 @@ from kvhash import KvHashError
 from kvhash.events.schema import BlockRemoved, BlockStored
 
 from .connector_engine import HASHER, alone, engine, finish, send, until
+from .valkey_server import PROGRAM, Server
 
 PROMPT = list(range(160))
-PROGRAM = shutil.which("valkey-server") or shutil.which("redis-server")
 
 if PROGRAM is None and os.environ.get("KVHASH_REQUIRE_ALL") != "1":
     pytest.skip("neither valkey-server nor redis-server is installed", allow_module_level=True)
-
-
-class Server:
-    """A server on a unix socket in a directory of its own."""
-
-    def __init__(self, directory: Path) -> None:
-        assert PROGRAM is not None, "KVHASH_REQUIRE_ALL=1 needs valkey-server or redis-server"
-        self.socket = directory / "valkey.sock"
-        self.url = f"unix://{self.socket}"
-        self._directory = directory
-        self.process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Start it, empty, and wait until it answers."""
-        assert PROGRAM is not None
-        options = ["--port", "0", "--unixsocket", str(self.socket), "--save", "", "--appendonly", "no"]
-        self.process = subprocess.Popen(
-            [PROGRAM, *options, "--dir", str(self._directory)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        probe = ValkeyTier(url=self.url, timeout=1.0)
-        probe.bind(b"probe")
-        until(lambda: self.socket.exists() and probe.put(b"probe", b"x") is not None)
-        probe.close()
-
-    def kill(self) -> None:
-        """Kill it; its socket stays, and nobody answers there."""
-        if self.process is not None:
-            self.process.send_signal(signal.SIGCONT)
-            self.process.kill()
-            self.process.wait(10)
-            self.process = None
-
-    def pause(self) -> None:
-        """Let it hang: connections are taken, answers do not come."""
-        assert self.process is not None
-        self.process.send_signal(signal.SIGSTOP)
 
 
 @pytest.fixture

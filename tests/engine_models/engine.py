@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from engine_ref.connectors import KVConnector
 from engine_ref.core import EngineCore
 from engine_ref.ngram import NgramDrafter
 from engine_ref.request import Request
@@ -74,6 +75,7 @@ def make_engine(
     drafts: int = 0,
     async_scheduling: bool = False,
     runner: Any = None,
+    connector: KVConnector | None = None,
     runner_options: dict[str, Any] | None = None,
     **cache: Any,
 ) -> Engine:
@@ -93,5 +95,5 @@ def make_engine(
         num_speculative_tokens=drafts,
     )
     published: list[Any] = []
-    core = EngineCore(config, runner, publish=published.append, drafter=drafter)
+    core = EngineCore(config, runner, publish=published.append, drafter=drafter, connector=connector)
     return Engine(core, runner, published)

@@ -109,9 +109,64 @@ def difference(case: Case, *, device: str = "cpu", splits: int | None = 0) -> tu
     return float((got.double() - right).abs().max()), written
 
 
+def padded_difference(seed: int, *, device: str = "cpu", splits: int | None = 2) -> float:
+    """Return how far decodes in a graph's padded buffers are from the plain form of the same step in float64."""
+    import torch
+
+    from engine_ref.torch_runner.attention import PlainAttention
+    from engine_ref.torch_runner.attention_triton import TritonAttention
+    from engine_ref.torch_runner.graphs import DecodeBuffers, DecodeGraphs, record_repeat
+    from engine_ref.torch_runner.layout import StepSequence, lay_out
+    from engine_ref.torch_runner.pages import KVPages
+
+    rng, generator, where = random.Random(seed), torch.Generator().manual_seed(seed), torch.device(device)
+    heads, kv_heads, size, page, window = 6, 2, 16, 4, rng.choice([None, 7])
+    starts = [rng.randrange(1, 40) for _ in range(3)]
+    ids = list(range(1, 40))
+    rng.shuffle(ids)
+    steps = [
+        StepSequence(str(i), start, [0], [[ids.pop() for _ in range(start // page + 1)]], 1)
+        for i, start in enumerate(starts)
+    ]
+    layout = lay_out(steps, block_sizes=[page], device=where)
+    old = [torch.randn(42, page, kv_heads, size, generator=generator).to(where) for _ in range(2)]
+    q = torch.randn(4, heads, size, generator=generator).to(where)
+    k, v = (torch.randn(4, kv_heads, size, generator=generator).to(where) for _ in range(2))
+    options: Any = {"scale": size**-0.5, "softcap": None}
+    kind = torch.float64
+    wide = KVPages(*(part.to(kind) for part in old))
+    right = PlainAttention(kind)
+    plan: Any = right.plan(layout, 0, block_size=page, window=window)
+    inputs = [x[:3].to(kind) for x in (q, k, v)]
+    right.write(inputs[1], inputs[2], wide, plan)
+    wanted = right.attend(*inputs, wide, plan, **options)
+    pages, backend = KVPages(*(part.clone() for part in old)), TritonAttention(splits=splits)
+
+    def compute(buffers: DecodeBuffers) -> Any:
+        plan = backend.plan_decodes(buffers, 0, block_size=page, window=window)
+        backend.write(k, v, pages, plan)
+        return backend.attend(q, k, v, pages, plan, **options)
+
+    graphs = DecodeGraphs(
+        compute, record_repeat, block_sizes=[page], pages=[10], padding=41, device=where, sizes=(4,)
+    )
+    found = graphs.run(layout)
+    assert found is not None
+    assert not torch.isnan(found).any()
+    return float((found.double() - wanted).abs().max())
+
+
 def main() -> None:
     """Run the cases of which the number and seed are given."""
     count, seed = int(sys.argv[1]), int(sys.argv[2])
+    for number in range(4):
+        line = {
+            "case": f"padded {number}",
+            "dtype": "float32",
+            "output": padded_difference(number),
+            "pages": 0.0,
+        }
+        sys.stdout.write(json.dumps(line) + "\n")
     for case in cases(count, seed=seed, dtypes=("float32", "float32", "float16")):
         output, pages = difference(case)
         sys.stdout.write(

@@ -122,6 +122,20 @@ def test_a_model_without_tokenizer_says_so(shelf: ModelShelf) -> None:
         load_model(shelf.folder("llama")).load_tokenizer()
 
 
+def test_a_request_with_images_ends_alone(shelf: ModelShelf) -> None:
+    """A text model would compute an image's tokens as text; it is said instead, and others go on."""
+    engine = make_engine(shelf.folder("llama"))
+    image = {"identifier": "a1", "offset": 2, "length": 4}
+    bad = engine.request("bad", range(10), multimodal=[image])
+    with pytest.raises(KvHashError, match="no images") as caught:
+        engine.runner.validate(bad)
+    assert caught.value.code == "unsupported-input"
+    good = engine.request("good", (1, 2, 3))
+    engine.run(bad, good)
+    assert bad.status is RequestStatus.FINISHED_ERROR
+    assert good.output_token_ids == shelf.generated("llama", (1, 2, 3), 12)
+
+
 def broken_embeddings(engine: Any, length: int, at: int) -> Any:
     """Return embeddings for a prompt of which one row is no number."""
     import torch
