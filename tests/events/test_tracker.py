@@ -229,7 +229,32 @@ def test_a_publisher_that_has_nothing_of_what_it_sent_is_in_a_new_life() -> None
     assert tracker.reply(_reply(-1), 10) == []
     tracker.probe(20)
     assert _short(tracker.reply(_reply(-1), 20)) == ["Restart"]
+    assert tracker.reply(_reply(-1), 20) == []  # it is asked for what it has
     assert _short(tracker.live(_live(0, ts=50.0), 30)) == [0]  # whatever its clock says
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_restart_into_fewer_batches_is_seen_without_a_live_one(kept: bool) -> None:
+    """A new life is behind the former one's numbers: its first batches come by replay, though nothing is published.
+
+    `kept`: whether a replay had shown before that the publisher keeps its batches.
+    """
+    tracker = _tracker()
+    for seq in range(92):
+        tracker.live(_live(seq), 0)
+    if kept:
+        tracker.probe(5)
+        tracker.reply(_reply(91), 5)
+        assert tracker.reply(_reply(-1), 5) == []
+    tracker.probe(10)
+    records = tracker.reply(_reply(-1), 10)
+    assert _short(records) == (["Restart"] if kept else [])
+    for _ in range(3):  # as often as it asks
+        for seq in range(24) if tracker.replay else ():
+            records += tracker.reply(_reply(seq, ts=2000.0 + seq), 11)
+        records += tracker.reply(_reply(-1), 11)
+    assert _short(records) == ["Restart", *range(24)]
+    assert _short(tracker.live(_live(24, ts=2024.0), 20)) == [24]
 
 
 def test_a_publisher_that_keeps_nothing_is_not_taken_for_a_new_one() -> None:

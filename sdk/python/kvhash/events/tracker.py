@@ -117,8 +117,8 @@ class Replay:
 
     ``wanted``: the first number that is missing; ``start`` may be one before it. ``probe``: asked without a gap, to
     see whether the last messages were missed. ``verify``: a probe that must end, since the publisher may be in another
-    life. ``until``: the end of it, however often it answers; ``seen``: the
-    highest number that it answered, a lower or repeated one being no progress. ``whole``: the end marker came.
+    life. ``until``: the end of it, however often it answers; ``seen``: the highest number that it answered, a lower or
+    repeated one being no progress. ``whole``: the end marker came.
     """
 
     start: int
@@ -224,9 +224,10 @@ class PublisherTracker:
             replay.deadline = min(now + self.replay_timeout, replay.until)
         if message.seq < replay.wanted:
             known = self._delivered.get(message.seq)
-            if known is not None and known[0] != _fingerprint(message.payload):
-                return self._begin_anew(message, now)
-            return []
+            differs = (
+                self._order(message) == "new" if known is None else known[0] != _fingerprint(message.payload)
+            )
+            return self._begin_anew(message, now) if differs else []
         replay.lowest = message.seq if replay.lowest is None else min(replay.lowest, message.seq)
         replay.highest = message.seq if replay.highest is None else max(replay.highest, message.seq)
         order = self._order(message)
@@ -350,14 +351,22 @@ class PublisherTracker:
                 records += self._give_up(last, "not-in-buffer")
         return records + [Lost(self.endpoint, self.rank, *gap, "not-in-buffer") for gap in self._gaps]
 
-    def _begin_empty(self) -> list[Record]:
-        """Start a new life that has published nothing yet."""
+    def _look_back(self, replay: Replay, now: float) -> None:
+        """Ask for all that there is: another life is seen by it, and a publisher that keeps nothing has nothing."""
+        assert self.expected is not None
+        self._ask(0, now, overlap=False, probe=True)
+        assert self.replay is not None
+        self.replay.wanted, self.replay.verify = self.expected, replay.verify
+
+    def _begin_empty(self, now: float) -> list[Record]:
+        """Start a new life of which nothing was seen; what it has published is asked for."""
         last, self._last_seq = self._last_seq, None
         self._gaps.clear()
         self._delivered.clear()
         self._newest, self._floor, self._former_until = None, float("-inf"), None
         self._stale_run = 0
         self.expected = 0
+        self._ask(0, now, overlap=False)
         return [Restart(self.endpoint, self.rank, last)]
 
     def _begin_anew(self, shown: Message, now: float) -> list[Record]:
@@ -425,8 +434,12 @@ class PublisherTracker:
         records = list(self._deliver())
         overflow = len(self._held) > self.max_held
         if not self._held:
-            if replay.whole and replay.seen < 0 and replay.start < replay.wanted and self._keeps:
-                return records + self._begin_empty()
+            if replay.whole and replay.seen < 0 and replay.start < replay.wanted:
+                # It has nothing of what it sent last.
+                if self._keeps:
+                    return records + self._begin_empty(now)
+                if replay.start > 0:
+                    self._look_back(replay, now)
             return records
         if self.expected in self._held:
             return records
