@@ -134,7 +134,9 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument(
-        "--check", action="store_true", help="exit 1 where decoding into event objects is less than 5 times faster"
+        "--check",
+        action="store_true",
+        help="exit 1 where decoding into event objects is less than 5 times faster",
     )
     options = parser.parse_args()
     decode = raw_decoder()
