@@ -158,19 +158,18 @@ def raw_decoder() -> Callable[[bytes], RawBatch]:
 def make_decoder(module: Any) -> Callable[[bytes], RawBatch]:
     """Return the decoder of the native module, or without one (None) that of the Python definition."""
     if module is None:
-        return lambda payload: _Batch(bytes(payload))
-    native_decode = module.decode_batch
+        return decode_by_definition
     RawBatch.register(module.RawBatch)
     RawStored.register(module.RawStored)
     RawRemoved.register(module.RawRemoved)
     Sequence.register(module.RawTokens)
-
-    def decode(payload: bytes) -> RawBatch:
-        data = payload if type(payload) is bytes else bytes(payload)
-        batch: RawBatch | None = native_decode(data)
-        return _Batch(data) if batch is None else batch  # which says what is wrong
-
+    decode: Callable[[bytes], RawBatch] = module.decode_raw
     return decode
+
+
+def decode_by_definition(payload: bytes) -> RawBatch:
+    """Read a payload on `decode_batch`; the native module leaves to this what is no batch."""
+    return _Batch(bytes(payload))
 
 
 class _Removed(RawRemoved):

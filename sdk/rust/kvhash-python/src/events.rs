@@ -5,6 +5,7 @@
 //! says what is wrong in its own words.
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::OnceLock;
 
 use kvhash::events::{self, BlockRemoved, BlockStored, Event, EventSink, HashValue, Hashes, Integer, Tokens};
 use pyo3::exceptions::{PyIndexError, PyRuntimeError};
@@ -236,7 +237,7 @@ impl HashesShape {
 }
 
 impl Shape {
-    #[inline]
+    #[inline(always)]
     fn of(payload: &[u8], event: &Event<'_>) -> Self {
         let place = Part::of(payload, event.raw());
         match event {
@@ -290,31 +291,95 @@ impl StoredShape {
         }
     }
 
-    fn blocks<'py>(
-        &self,
-        py: Python<'py>,
-        payload: &Py<PyBytes>,
-        blocks: &mut Vec<Bound<'py, PyTuple>>,
-    ) -> PyResult<()> {
-        let bytes = payload.as_bytes(py);
-        let mut rest = Tokens::from_body(self.tokens.get(bytes), self.num_tokens as usize, self.pairs);
-        let size = usize::try_from(self.block_size).unwrap_or(usize::MAX);
-        let mut parent = self.parent(py, bytes).unwrap_or_else(|| py.None().into_bound(py));
-        for hash in self.hashes.get(bytes).iter() {
-            let hash = to_hash(py, hash);
-            let block = rest.take_front(size);
-            let view = RawTokens {
-                payload: payload.clone_ref(py),
-                body: Part::of(bytes, block.body()),
-                count: block.len() as u32,
-                pairs: self.pairs,
-            };
-            blocks.push(PyTuple::new(py, [hash.clone(), parent, Bound::new(py, view)?.into_any()])?);
-            parent = hash;
-        }
-        Ok(())
+    fn tokens<'a>(&self, payload: &'a [u8]) -> Tokens<'a> {
+        Tokens::from_body(self.tokens.get(payload), self.num_tokens as usize, self.pairs)
     }
 }
+
+/// The blocks of stored events one after the other, each made into a triple when its turn comes.
+struct Blocks<'a, 'py, S> {
+    py: Python<'py>,
+    payload: &'a Py<PyBytes>,
+    events: S,
+    /// How many blocks are still to come.
+    left: usize,
+    event: Option<EventBlocks<'a, 'py>>,
+}
+
+/// What is left of one event.
+struct EventBlocks<'a, 'py> {
+    hashes: Hashes<'a>,
+    parent: Bound<'py, PyAny>,
+    tokens: Tokens<'a>,
+    size: usize,
+}
+
+/// A triple, or why there is none.
+struct Made<'py>(PyResult<Bound<'py, PyTuple>>);
+
+impl<'py> IntoPyObject<'py> for Made<'py> {
+    type Target = PyTuple;
+    type Output = Bound<'py, PyTuple>;
+    type Error = PyErr;
+
+    fn into_pyobject(self, _: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        self.0
+    }
+}
+
+impl<'a, 'py, S: Iterator<Item = &'a StoredShape> + Clone> Blocks<'a, 'py, S> {
+    fn list(py: Python<'py>, payload: &'a Py<PyBytes>, events: S) -> PyResult<Bound<'py, PyList>> {
+        let left = events.clone().map(|event| event.hashes.count as usize).sum();
+        PyList::new(py, Self { py, payload, events, left, event: None })
+    }
+
+    fn block(&mut self) -> Option<PyResult<Bound<'py, PyTuple>>> {
+        let (py, bytes) = (self.py, self.payload.as_bytes(self.py));
+        loop {
+            let Some(event) = &mut self.event else {
+                let event = self.events.next()?;
+                self.event = Some(EventBlocks {
+                    hashes: event.hashes.get(bytes),
+                    parent: event.parent(py, bytes).unwrap_or_else(|| py.None().into_bound(py)),
+                    tokens: event.tokens(bytes),
+                    size: usize::try_from(event.block_size).unwrap_or(usize::MAX),
+                });
+                continue;
+            };
+            let Some(hash) = event.hashes.take_first() else {
+                self.event = None;
+                continue;
+            };
+            let hash = to_hash(py, hash);
+            let tokens = event.tokens.take_front(event.size);
+            let view = RawTokens {
+                payload: self.payload.clone_ref(py),
+                body: Part::of(bytes, tokens.body()),
+                count: tokens.len() as u32,
+                pairs: tokens.bigram(),
+            };
+            let parent = std::mem::replace(&mut event.parent, hash.clone());
+            return Some(
+                Bound::new(py, view).and_then(|view| PyTuple::new(py, [hash, parent, view.into_any()])),
+            );
+        }
+    }
+}
+
+impl<'a, 'py, S: Iterator<Item = &'a StoredShape> + Clone> Iterator for Blocks<'a, 'py, S> {
+    type Item = Made<'py>;
+
+    fn next(&mut self) -> Option<Made<'py>> {
+        self.left = self.left.checked_sub(1)?;
+        Some(Made(self.block().unwrap_or_else(|| Err(changed()))))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        (self.left, Some(self.left))
+    }
+}
+
+impl<'a, S: Iterator<Item = &'a StoredShape> + Clone> ExactSizeIterator for Blocks<'a, '_, S> {}
 
 #[pymethods]
 impl RawStored {
@@ -355,11 +420,7 @@ impl RawStored {
 
     /// Per block its hash, its parent's, and its tokens where they lie.
     fn blocks<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        guarded(|| {
-            let mut blocks = Vec::with_capacity(self.shape.hashes.count as usize);
-            self.shape.blocks(py, &self.place.payload, &mut blocks)?;
-            PyList::new(py, blocks)
-        })
+        guarded(|| Blocks::list(py, &self.place.payload, std::iter::once(&self.shape)))
     }
 
     /// The event as `kvhash.events.decode_batch` gives it.
@@ -498,7 +559,7 @@ pub(crate) struct RawBatch {
     payload: Py<PyBytes>,
     shapes: Shapes,
     /// The events as objects, made when first asked for.
-    events: PyOnceLock<Py<PyTuple>>,
+    events: OnceLock<Py<PyTuple>>,
     ts: f64,
     data_parallel_rank: Option<Integer>,
     layout: Option<events::Layout>,
@@ -514,30 +575,21 @@ impl RawBatch {
 
     #[getter]
     fn events(&self, py: Python<'_>) -> PyResult<Py<PyTuple>> {
-        let make = || {
-            if let Shapes { first: Some(one), rest } = &self.shapes {
-                if rest.is_empty() {
-                    return Ok(PyTuple::new(py, [one.make(py, &self.payload, 0)?])?.unbind());
-                }
-            }
-            let make = |(i, shape): (usize, &Shape)| shape.make(py, &self.payload, i);
-            let events = self.shapes.iter().enumerate().map(make).collect::<PyResult<Vec<_>>>()?;
-            PyResult::Ok(PyTuple::new(py, events)?.unbind())
-        };
-        guarded(|| Ok(self.events.get_or_try_init(py, make)?.clone_ref(py)))
+        if let Some(events) = self.events.get() {
+            return Ok(events.clone_ref(py));
+        }
+        let made = guarded(|| self.make_events(py))?;
+        // Two threads may both have made them: the first ones stay. No thread waits here with the GIL.
+        Ok(self.events.get_or_init(|| made).clone_ref(py))
     }
 
     /// Per stored block its hash, its parent's, and its tokens where they lie, over all events.
     fn blocks<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        guarded(|| {
-            let mut blocks = Vec::new();
-            for shape in self.shapes.iter() {
-                if let Shape::Stored(_, shape) = shape {
-                    shape.blocks(py, &self.payload, &mut blocks)?;
-                }
-            }
-            PyList::new(py, blocks)
-        })
+        let stored = self.shapes.iter().filter_map(|shape| match shape {
+            Shape::Stored(_, shape) => Some(shape),
+            _ => None,
+        });
+        guarded(|| Blocks::list(py, &self.payload, stored))
     }
 
     fn __len__(&self) -> usize {
@@ -577,6 +629,19 @@ impl RawBatch {
     }
 }
 
+impl RawBatch {
+    fn make_events(&self, py: Python<'_>) -> PyResult<Py<PyTuple>> {
+        if let Shapes { first: Some(one), rest } = &self.shapes {
+            if rest.is_empty() {
+                return Ok(PyTuple::new(py, [one.make(py, &self.payload, 0)?])?.unbind());
+            }
+        }
+        let make = |(i, shape): (usize, &Shape)| shape.make(py, &self.payload, i);
+        let events = self.shapes.iter().enumerate().map(make).collect::<PyResult<Vec<_>>>()?;
+        Ok(PyTuple::new(py, events)?.unbind())
+    }
+}
+
 /// The shapes of a batch's events; most batches have one.
 #[derive(Default)]
 struct Shapes {
@@ -585,7 +650,7 @@ struct Shapes {
 }
 
 impl Shapes {
-    fn iter(&self) -> impl Iterator<Item = &Shape> {
+    fn iter(&self) -> impl Iterator<Item = &Shape> + Clone {
         self.first.iter().chain(&self.rest)
     }
 }
@@ -596,7 +661,7 @@ struct Shaper<'a> {
 }
 
 impl<'a> EventSink<'a> for Shaper<'a> {
-    #[inline]
+    #[inline(always)]
     fn event(&mut self, event: Event<'a>) {
         let shape = Shape::of(self.payload, &event);
         if self.shapes.first.is_none() {
@@ -611,21 +676,40 @@ impl<'a> EventSink<'a> for Shaper<'a> {
     }
 }
 
-/// Read one payload; None where it is no batch, and the Python definition says why.
+/// Read one payload; what is no batch, or no bytes, is left to the definition, which says what is wrong.
 #[pyfunction]
 #[pyo3(signature = (payload, /))]
-pub(crate) fn decode_batch<'py>(payload: &Bound<'py, PyBytes>) -> PyResult<Option<RawBatch>> {
-    guarded(|| {
+pub(crate) fn decode_raw<'py>(payload: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    let py = payload.py();
+    let Ok(bytes) = payload.cast_exact::<PyBytes>() else {
+        let bytes = py.get_type::<PyBytes>().call1((payload,))?;
+        return match bytes.cast_exact::<PyBytes>() {
+            Ok(bytes) => read(bytes),
+            Err(error) => Err(error.into()),
+        };
+    };
+    read(bytes)
+}
+
+#[inline]
+fn read<'py>(payload: &Bound<'py, PyBytes>) -> PyResult<Bound<'py, PyAny>> {
+    let py = payload.py();
+    let batch = guarded(|| {
         let mut shaper = Shaper { payload: payload.as_bytes(), shapes: Shapes::default() };
         let Ok(batch) = events::decode_into(payload.as_bytes(), &mut shaper) else { return Ok(None) };
-        Ok(Some(RawBatch {
+        let batch = RawBatch {
             payload: payload.clone().unbind(),
             shapes: shaper.shapes,
-            events: PyOnceLock::new(),
+            events: OnceLock::new(),
             ts: batch.ts,
             data_parallel_rank: batch.data_parallel_rank,
             layout: batch.layout,
             has_extra: !batch.extra.is_empty(),
-        }))
-    })
+        };
+        Ok(Some(Bound::new(py, batch)?.into_any()))
+    })?;
+    match batch {
+        Some(batch) => Ok(batch),
+        None => py.import("kvhash.events.raw")?.getattr("decode_by_definition")?.call1((payload,)),
+    }
 }

@@ -27,7 +27,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<events::RawStored>()?;
     module.add_class::<events::RawRemoved>()?;
     module.add_class::<events::RawTokens>()?;
-    module.add_function(wrap_pyfunction!(events::decode_batch, module)?)?;
+    module.add_function(wrap_pyfunction!(events::decode_raw, module)?)?;
     module.add_function(wrap_pyfunction!(tokens::take_tokens, module)?)?;
     module.add_function(wrap_pyfunction!(sequence::probed, module)?)?;
     module.add_function(wrap_pyfunction!(hashing::bare_sha256_chain, module)?)

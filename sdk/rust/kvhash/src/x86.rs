@@ -1,4 +1,5 @@
-//! What this crate does with a processor's own instructions on x86-64: SHA-256, and the writing of token ids.
+//! What this crate does with a processor's own instructions on x86-64: SHA-256, the writing of token ids, and passing
+//! over those of an event.
 //!
 //! This is the crate's unsafe code. A function that needs extensions is called through a value that can be had only
 //! where they were found; apart from these calls there are vector loads and stores within arrays of known length.
@@ -72,6 +73,15 @@ impl Wide {
     pub(crate) fn write_pickle(self, out: &mut [u8; 2 * ROOM], tokens: &[u32; 16]) -> usize {
         // SAFETY: a value of this type exists only where the extensions were found.
         unsafe { write::<PickleInts>(out, tokens) }
+    }
+
+    /// Pass over up to `count` msgpack integers that start at `at`; returns where it came to, and how many are left.
+    /// It stops early, before an integer or something else that it leaves to its caller, and may pass the end of
+    /// `data` where the integers do.
+    #[inline]
+    pub(crate) fn pass_integers(self, data: &[u8], at: usize, count: usize) -> (usize, usize) {
+        // SAFETY: a value of this type exists only where the extensions were found.
+        unsafe { pass_integers(data, at, count) }
     }
 }
 
@@ -250,4 +260,104 @@ fn eight<I: Ints>(out: &mut [u8; ROOM], tokens: &[u32; 8]) -> usize {
     // SAFETY: `out` has 64 bytes, and the store needs no alignment.
     unsafe { _mm512_storeu_si512(out.as_mut_ptr().cast(), squeezed) };
     kept.count_ones() as usize
+}
+
+/// How many msgpack integers of up to 32 bits there are at least in a vector of 64 bytes.
+const PER_STEP: usize = 12;
+
+/// Of all 64 places at once: where the integer ends that may start there. Which of the places do start one is then a
+/// walk from the first of them, in strides of one, two, four and eight integers.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi,avx512vbmi2,popcnt")]
+fn pass_integers(data: &[u8], mut at: usize, mut count: usize) -> (usize, usize) {
+    /// The last place of the vector: where every stride ends that leaves it, or that nothing known starts.
+    const OUT: u32 = 63;
+    let places = {
+        let places: [u8; 64] = core::array::from_fn(|i| i as u8);
+        // SAFETY: the 64 bytes are there, and the load needs no alignment.
+        unsafe { _mm512_loadu_si512(places.as_ptr().cast()) }
+    };
+    // By the lower half of a first byte from 0xcc to 0xd3.
+    let long = _mm512_broadcast_i32x4(_mm_setr_epi8(2, 3, 5, 9, 0, 0, 0, 0, 0, 0, 0, 0, 2, 3, 5, 9));
+    let byte = |value: u8| _mm512_set1_epi8(value as i8);
+    while count > 0 {
+        let Some(rest) = data.get(at..) else { break };
+        let there = u64::MAX.checked_shr(64 - rest.len().min(64) as u32).unwrap_or(0);
+        // SAFETY: only the bytes that are there are loaded, and the load needs no alignment.
+        let bytes = unsafe { _mm512_maskz_loadu_epi8(there, rest.as_ptr().cast()) };
+        let is_long = _mm512_cmplt_epu8_mask(_mm512_sub_epi8(bytes, byte(0xcc)), byte(8));
+        let is_short = _mm512_cmpge_epi8_mask(bytes, byte(0xe0));
+        let width = _mm512_mask_shuffle_epi8(byte(64), is_long, long, _mm512_and_si512(bytes, byte(0x0f)));
+        let width = _mm512_mask_mov_epi8(width, is_short, byte(1));
+        let one = _mm512_min_epu8(_mm512_add_epi8(places, width), byte(OUT as u8));
+        let two = _mm512_permutexvar_epi8(one, one);
+        let four = _mm512_permutexvar_epi8(two, two);
+        let eight = _mm512_permutexvar_epi8(four, four);
+        let step = count.min(PER_STEP);
+        let mut place = if step & 8 != 0 { eight } else { _mm512_setzero_si512() };
+        for (bit, stride) in [(4, four), (2, two), (1, one)] {
+            if step & bit != 0 {
+                place = _mm512_permutexvar_epi8(place, stride);
+            }
+        }
+        let place = _mm_cvtsi128_si32(_mm512_castsi512_si128(place)) as u32 & 0xff;
+        if place >= OUT {
+            break;
+        }
+        at += place as usize;
+        count -= step;
+    }
+    (at, count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::events::INT_WIDTH;
+
+    /// Where the integers end one by one, up to the first that is none or starts past the end.
+    fn one_by_one(data: &[u8], count: usize) -> Vec<usize> {
+        let mut ends = vec![0];
+        while ends.len() <= count {
+            let at = ends[ends.len() - 1];
+            match data.get(at).map_or(0, |first| INT_WIDTH[usize::from(*first)]) {
+                0 => break,
+                width => ends.push(at + usize::from(width)),
+            }
+        }
+        ends
+    }
+
+    /// Bytes of every kind, number and cut: it comes to where the integers one by one come to, or stops before.
+    #[test]
+    fn integers_are_passed_over_as_one_by_one() {
+        let Some(wide) = Wide::detect() else { return };
+        let mut seed = 1u64;
+        let mut random = move |below: usize| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (seed >> 33) as usize % below
+        };
+        let heads = b"\xcc\xcd\xce\xd0\xd1\xd2\x00\x7f\xe0\xff\xcf\xd3\xc0\xc1\x80\xdf\xd4\xcb";
+        let mut all = 0;
+        for _ in 0..30_000 {
+            let (count, kinds) = (random(40), [6, 10, 12, heads.len()][random(4)]);
+            let mut data = Vec::new();
+            for _ in 0..count {
+                data.push(heads[random(kinds)]);
+                let more = INT_WIDTH[usize::from(data[data.len() - 1])].saturating_sub(1);
+                (0..more).for_each(|_| data.push(random(256) as u8));
+            }
+            data.truncate(data.len().saturating_sub(random(3) * random(9)));
+            (0..random(2) * random(70)).for_each(|_| data.push(random(256) as u8));
+            let ends = one_by_one(&data, count);
+            let (at, left) = wide.pass_integers(&data, 0, count);
+            match ends.get(count - left) {
+                Some(end) => assert_eq!(at, *end),
+                None => assert!(at > data.len() && ends[ends.len() - 1] >= data.len()),
+            }
+            // Nothing stops it where no integer is longer than 32 bits.
+            assert!(left == 0 || kinds > 10 || ends.len() <= count || data.len() > ends[count]);
+            all += usize::from(left == 0 && ends.len() > count);
+        }
+        assert!(all > 5000);
+    }
 }

@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use super::msgpack::{Head, Integer, Reader, INT_WIDTH};
+use super::msgpack::{pass_integers, Head, Integer, Reader};
 use super::value::Value;
 
 /// A block hash as on the wire: a 64-bit integer, signed or not, or the digest's bytes.
@@ -78,6 +78,16 @@ impl<'a> Hashes<'a> {
         Self(Span { body, count })
     }
 
+    /// Take the first hash off the list.
+    #[inline]
+    pub fn take_first(&mut self) -> Option<HashValue<'a>> {
+        let count = self.0.count.checked_sub(1)?;
+        let mut reader = Reader::new(self.0.body);
+        let first = HashValue::read(&mut reader)?;
+        self.0 = Span { body: &self.0.body[reader.at..], count };
+        Some(first)
+    }
+
     /// The hashes, in order.
     pub fn iter(&self) -> impl Iterator<Item = HashValue<'a>> + use<'a> {
         let mut reader = Reader::new(self.0.body);
@@ -144,16 +154,15 @@ impl<'a> Tokens<'a> {
     pub fn take_front(&mut self, count: usize) -> Self {
         let count = count.min(self.span.count);
         let body = self.span.body;
-        let mut at = 0;
-        if self.pairs {
+        let at = if count == self.span.count {
+            body.len()
+        } else if self.pairs {
             let mut reader = Reader::new(body);
             (0..count).for_each(|_| drop(reader.skip()));
-            at = reader.at;
+            reader.at
         } else {
-            for _ in 0..count {
-                at += body.get(at).map_or(0, |first| usize::from(INT_WIDTH[usize::from(*first)]));
-            }
-        }
+            pass_integers(body, 0, count).unwrap_or(body.len())
+        };
         let (front, rest) = body.split_at(at.min(body.len()));
         self.span = Span { body: rest, count: self.span.count - count };
         Self { span: Span { body: front, count }, pairs: self.pairs }

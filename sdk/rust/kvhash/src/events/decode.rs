@@ -84,13 +84,9 @@ fn fast_batch<'a>(
         return None;
     }
     let mut reader = Reader::new(payload);
-    let Head::Array(parts @ (2 | 3)) = reader.head().ok()? else { return None };
-    let ts = match reader.head().ok()? {
-        Head::Float(ts) => ts,
-        Head::Int(ts) => ts.float(),
-        _ => return None,
-    };
-    let Head::Array(count) = reader.head().ok()? else { return None };
+    let parts @ (2 | 3) = fast::array(&mut reader)? else { return None };
+    let ts = fast::number(&mut reader)?;
+    let count = fast::array(&mut reader)?;
     let (mut arrays, mut maps) = (false, false);
     for _ in 0..count {
         let map = starts_map(*payload.get(reader.at)?);
@@ -98,14 +94,7 @@ fn fast_batch<'a>(
         arrays |= !map;
         fast::event(&mut reader, places, sink)?;
     }
-    let data_parallel_rank = match parts {
-        2 => None,
-        _ => match reader.head().ok()? {
-            Head::Nil => None,
-            Head::Int(rank) => Some(rank),
-            _ => return None,
-        },
-    };
+    let data_parallel_rank = if parts == 3 { fast::integer(&mut reader)? } else { None };
     reader.end().ok()?;
     let layout = layout(arrays, maps);
     Some(EventBatch { ts, events: Vec::new(), data_parallel_rank, layout, extra: Vec::new() })

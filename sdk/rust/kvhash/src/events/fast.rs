@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use super::batch::{BlockRemoved, BlockStored, Event, HashValue, Hashes, PerBlock, Span, Tokens};
 use super::decode::EventSink;
-use super::msgpack::{text_of, Head, Integer, Reader, INT_WIDTH};
+use super::msgpack::{pass_integers, text_of, Head, Integer, Reader};
 use crate::contract::{Contract, EventField};
 
 /// The fields of each event in the newest release, where the array layout has its places.
@@ -71,10 +71,12 @@ pub(crate) fn event<'a>(
 }
 
 /// Read a map event whose fields stand in the order of the wire, as an engine writes it: no name is looked up.
-#[inline]
+///
+/// It and what it calls are inlined, so that what a sink does not look at is only checked, never put together.
+#[inline(always)]
 fn stored_in_order<'a>(reader: &mut Reader<'a>) -> Option<BlockStored<'a>> {
     let start = reader.at;
-    let Ok(Head::Map(mut left)) = reader.head() else { return None };
+    let mut left = map(reader)?;
     if !reader.eat(b"\xa4type\xabBlockStored\xacblock_hashes") {
         return None;
     }
@@ -139,6 +141,7 @@ fn stored_in_order<'a>(reader: &mut Reader<'a>) -> Option<BlockStored<'a>> {
     })
 }
 
+#[inline(never)]
 fn event_in_any_order<'a>(reader: &mut Reader<'a>, places: Places) -> Option<Event<'a>> {
     let mut fields = Fields::default();
     let start = reader.at;
@@ -183,20 +186,33 @@ fn cleared<'a>(fields: usize, reader: &Reader<'a>, start: usize) -> Option<Event
     (fields == 0).then_some(Event::Cleared { extra: Vec::new(), raw })
 }
 
-#[inline]
-fn array(reader: &mut Reader<'_>) -> Option<usize> {
-    let first = *reader.data.get(reader.at)?;
-    if first & 0xf0 == 0x90 {
-        reader.at += 1;
-        return Some((first & 0x0f).into());
-    }
-    match reader.head() {
-        Ok(Head::Array(count)) => Some(count),
-        _ => None,
-    }
+#[inline(always)]
+pub(super) fn array(reader: &mut Reader<'_>) -> Option<usize> {
+    let [first, rest @ ..] = reader.data.get(reader.at..)? else { return None };
+    let (count, width) = match *first {
+        0x90..=0x9f => ((first & 0x0f).into(), 1),
+        0xdc => (u16::from_be_bytes(*rest.first_chunk()?).into(), 3),
+        0xdd => (u32::from_be_bytes(*rest.first_chunk()?) as usize, 5),
+        _ => return None,
+    };
+    reader.at += width;
+    Some(count)
 }
 
-#[inline]
+#[inline(always)]
+fn map(reader: &mut Reader<'_>) -> Option<usize> {
+    let [first, rest @ ..] = reader.data.get(reader.at..)? else { return None };
+    let (count, width) = match *first {
+        0x80..=0x8f => ((first & 0x0f).into(), 1),
+        0xde => (u16::from_be_bytes(*rest.first_chunk()?).into(), 3),
+        0xdf => (u32::from_be_bytes(*rest.first_chunk()?) as usize, 5),
+        _ => return None,
+    };
+    reader.at += width;
+    Some(count)
+}
+
+#[inline(always)]
 fn text<'a>(reader: &mut Reader<'a>) -> Option<&'a [u8]> {
     let first = *reader.data.get(reader.at)?;
     if first & 0xe0 == 0xa0 {
@@ -330,7 +346,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-#[inline]
+#[inline(always)]
 fn hash<'a>(reader: &mut Reader<'a>) -> Option<(HashValue<'a>, Form)> {
     if reader.eat(b"\xcf") {
         let number = u64::from_be_bytes(*reader.data.get(reader.at..)?.first_chunk()?);
@@ -344,7 +360,7 @@ fn hash<'a>(reader: &mut Reader<'a>) -> Option<(HashValue<'a>, Form)> {
     }
 }
 
-#[inline]
+#[inline(always)]
 fn hashes<'a>(reader: &mut Reader<'a>) -> Option<(Hashes<'a>, Option<Form>)> {
     let count = array(reader)?;
     let start = reader.at;
@@ -359,7 +375,7 @@ fn hashes<'a>(reader: &mut Reader<'a>) -> Option<(Hashes<'a>, Option<Form>)> {
     Some((Hashes(Span { body: reader.data.get(start..reader.at)?, count }), form))
 }
 
-#[inline]
+#[inline(always)]
 fn parent<'a>(reader: &mut Reader<'a>) -> Option<(Option<HashValue<'a>>, Option<Form>)> {
     if reader.eat(b"\xc0") {
         return Some((None, None));
@@ -368,45 +384,17 @@ fn parent<'a>(reader: &mut Reader<'a>) -> Option<(Option<HashValue<'a>>, Option<
 }
 
 /// A list of integers, passed over.
-#[inline]
+#[inline(always)]
 fn integers<'a>(reader: &mut Reader<'a>) -> Option<Span<'a>> {
     let count = array(reader)?;
-    let data = reader.data;
     let start = reader.at;
-    let mut at = start;
-    let mut left = count;
-    while left > 0 {
-        // Each step waits for the one before it. Of the unsigned integers, nearly all token ids, the width is one
-        // shift, and the second one's head is in the word that was loaded for the first.
-        while left > 1 {
-            let Some(word) = data.get(at..).and_then(|rest| rest.first_chunk()) else { break };
-            let word = u64::from_le_bytes(*word);
-            let width = 1u32 << (word & 3);
-            // Past a number of 8 bytes this is nonsense, and is not used.
-            let next = word.wrapping_shr(8 * width + 8);
-            if word & 0xfc != 0xcc || next & 0xfc != 0xcc || width == 8 {
-                break;
-            }
-            at += 2 + width as usize + (1 << (next & 3));
-            left -= 2;
-        }
-        if left == 0 {
-            break;
-        }
-        let width = INT_WIDTH[usize::from(*data.get(at)?)];
-        if width == 0 {
-            return None;
-        }
-        at += usize::from(width);
-        left -= 1;
-    }
-    let body = data.get(start..at)?;
-    reader.at = at;
-    Some(Span { body, count })
+    let end = pass_integers(reader.data, start, count)?;
+    reader.at = end;
+    Some(Span { body: reader.data.get(start..end)?, count })
 }
 
-#[inline]
-fn integer(reader: &mut Reader<'_>) -> Option<Option<Integer>> {
+#[inline(always)]
+pub(super) fn integer(reader: &mut Reader<'_>) -> Option<Option<Integer>> {
     match *reader.data.get(reader.at)? {
         0xc0 => {
             reader.at += 1;
@@ -424,15 +412,36 @@ fn integer(reader: &mut Reader<'_>) -> Option<Option<Integer>> {
     }
 }
 
-#[inline]
+/// A time: a float, or an integer.
+#[inline(always)]
+pub(super) fn number(reader: &mut Reader<'_>) -> Option<f64> {
+    if reader.eat(b"\xcb") {
+        let number = f64::from_be_bytes(*reader.data.get(reader.at..)?.first_chunk()?);
+        reader.at += 8;
+        return Some(number);
+    }
+    match reader.head() {
+        Ok(Head::Float(number)) => Some(number),
+        Ok(Head::Int(number)) => Some(number.float()),
+        _ => None,
+    }
+}
+
+#[inline(always)]
 fn text_or_nil<'a>(reader: &mut Reader<'a>) -> Option<Option<&'a str>> {
     if reader.eat(b"\xc0") {
         return Some(None);
     }
-    text(reader).and_then(|text| text_of(text).ok()).map(Some)
+    let text = match text(reader)? {
+        // What nearly all texts of events are is known to be UTF-8.
+        b"GPU" => "GPU",
+        b"full_attention" => "full_attention",
+        other => text_of(other).ok()?,
+    };
+    Some(Some(text))
 }
 
-#[inline]
+#[inline(always)]
 fn extra_keys<'a>(reader: &mut Reader<'a>) -> Option<Option<PerBlock<'a>>> {
     per_block(reader, |reader| match reader.data.get(reader.at)? {
         0xc0 => {
@@ -448,7 +457,7 @@ fn lookahead<'a>(reader: &mut Reader<'a>) -> Option<Option<PerBlock<'a>>> {
     per_block(reader, |reader| integers(reader).map(drop))
 }
 
-#[inline]
+#[inline(always)]
 fn per_block<'a>(
     reader: &mut Reader<'a>,
     item: impl Fn(&mut Reader<'a>) -> Option<()>,

@@ -27,4 +27,6 @@ pub use batch::{
 pub use decode::{decode_batch, decode_event, decode_into, EventSink, MAX_PAYLOAD_BYTES};
 pub(crate) use json::write_batch;
 pub use msgpack::Integer;
+#[cfg(test)]
+pub(crate) use msgpack::INT_WIDTH;
 pub use value::Value;

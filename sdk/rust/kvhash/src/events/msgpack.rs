@@ -4,6 +4,9 @@
 
 use std::fmt;
 
+#[cfg(target_arch = "x86_64")]
+use crate::x86::Wide;
+
 /// Deeper nesting is refused; near what Python's recursion limit allows.
 const MAX_DEPTH: u32 = 900;
 
@@ -188,6 +191,52 @@ pub(crate) const INT_WIDTH: [u8; 256] = {
     }
     widths
 };
+
+/// From where the vector instructions are worth their while.
+const MANY: usize = 8;
+
+/// Where `count` integers end that start at `at`; `None` where there are not so many, or something else among them.
+#[inline]
+pub(crate) fn pass_integers(data: &[u8], at: usize, count: usize) -> Option<usize> {
+    #[cfg(target_arch = "x86_64")]
+    if count >= MANY {
+        if let Some(wide) = Wide::detect() {
+            let (at, left) = wide.pass_integers(data, at, count);
+            return pass_one_by_one(data, at, left);
+        }
+    }
+    pass_one_by_one(data, at, count)
+}
+
+#[inline]
+fn pass_one_by_one(data: &[u8], mut at: usize, mut left: usize) -> Option<usize> {
+    while left > 0 {
+        // Each step waits for the one before it. Of the unsigned integers, nearly all token ids, the width is one
+        // shift, and the second one's head is in the word that was loaded for the first.
+        while left > 1 {
+            let Some(word) = data.get(at..).and_then(|rest| rest.first_chunk()) else { break };
+            let word = u64::from_le_bytes(*word);
+            let width = 1u32 << (word & 3);
+            // Past a number of 8 bytes this is nonsense, and is not used.
+            let next = word.wrapping_shr(8 * width + 8);
+            if word & 0xfc != 0xcc || next & 0xfc != 0xcc || width == 8 {
+                break;
+            }
+            at += 2 + width as usize + (1 << (next & 3));
+            left -= 2;
+        }
+        if left == 0 {
+            break;
+        }
+        let width = INT_WIDTH[usize::from(*data.get(at)?)];
+        if width == 0 {
+            return None;
+        }
+        at += usize::from(width);
+        left -= 1;
+    }
+    (at <= data.len()).then_some(at)
+}
 
 pub(crate) const fn starts_array(first: u8) -> bool {
     matches!(first, 0x90..=0x9f | 0xdc | 0xdd)
