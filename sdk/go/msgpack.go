@@ -10,7 +10,7 @@ import (
 // The msgpack reader. Time and memory are bounded by the payload's length, whatever lengths it declares, and an
 // element can be passed over without being understood, so that one bad event does not lose its batch.
 
-const maxMsgpackDepth = 900
+const maxMsgpackDepth = 128
 
 var (
 	errTruncated = errors.New("truncated")

@@ -21,6 +21,7 @@ from kvhash.events import (
     UndecodableEvent,
     UnknownEvent,
     decode_batch,
+    decode_raw,
 )
 from kvhash.events import decode as decode_module
 from kvhash.events._split import split_array
@@ -190,6 +191,33 @@ def test_a_too_deeply_nested_event_does_not_lose_its_batch() -> None:
     batch = decode_batch(payload)
     assert [type(event) for event in batch.events] == [BlockStored, UndecodableEvent, BlockRemoved]
     assert batch.data_parallel_rank == 0
+
+
+@pytest.mark.parametrize("place", ["extra_keys", "later", "list", "key"])
+@pytest.mark.parametrize("past", [False, True])
+def test_the_bound_of_nesting_is_the_same_everywhere(place: str, past: bool) -> None:
+    """128 arrays and maps within each other are read, one more is not, whatever an interpreter could follow."""
+    outer = 2 if place == "extra_keys" else 1  # what the event itself and its field nest
+    deep = b"\x91" * (128 - outer + past) + b"\xc0"
+    fields = {"type": "BlockStored", "block_hashes": [1], "parent_block_hash": None, "token_ids": [1, 2]}
+    event = pack({**fields, "block_size": 2, "lora_id": None})
+    name = {"extra_keys": b"\xaaextra_keys\x91", "later": b"\xa5later"}.get(place, b"")
+    event = bytes([event[0] + 1]) + event[1:] + name + deep
+    if place == "list":
+        event = b"\x92\xa5Later" + deep
+    elif place == "key":  # a map within the unknown event, whose key nests
+        event = b"\x92\xa5Later\x81" + deep.replace(b"\x91", b"", 1) + b"\x01"
+    payload = b"\x92" + pack(1.5) + b"\x92" + event + pack(["BlockRemoved", [1]])
+    for batch in (decode_batch(payload), decode_raw(payload).decode()):
+        first, second = batch.events
+        assert isinstance(second, BlockRemoved)
+        assert isinstance(first, UndecodableEvent) == past
+        assert not isinstance(first, UndecodableEvent) or first.message == "nested too deeply"
+    for n in (200, 400, 600, 800, 950, 1200, 5000):
+        payload = b"\x91" + b"\x91" * n + b"\xc0"
+        for decode in (decode_batch, decode_raw):
+            with pytest.raises(EventDecodeError):
+                decode(payload)
 
 
 def test_sglang_maps() -> None:

@@ -1,8 +1,14 @@
-"""Splits a msgpack array into its elements without recursion, however deeply they are nested."""
+"""Looks at the structure of msgpack without recursion, however deeply it is nested: splits arrays, bounds nesting.
+
+How deep an interpreter can recurse differs from release to release; what is refused must not.
+"""
 
 from __future__ import annotations
 
-__all__ = ["split_array"]
+from itertools import chain
+from typing import Any
+
+__all__ = ["bytes_nest_past", "split_array", "value_nests_past"]
 
 # Bytes after the first one, for types of fixed size (ext: its type byte included).
 _FIXED = {
@@ -16,6 +22,7 @@ _FIXED = {
 # (bytes of the length, what each counted byte adds besides): bin, ext, str.
 _SIZED = {0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1)}
 _SIZED |= {0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)}
+_CONTAINERS = frozenset((list, dict, tuple))
 # (bytes of the length, values per counted item): array, map.
 _NESTED = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}
 
@@ -36,6 +43,40 @@ def split_array(data: bytes) -> list[bytes]:
     if position != len(data):
         raise ValueError("more bytes after the array")
     return elements
+
+
+def bytes_nest_past(data: bytes, limit: int) -> bool:
+    """Return whether more than `limit` arrays and maps lie within each other, as far as `data` can be read."""
+    left, position = [1], 0
+    while left:
+        if not left[-1]:
+            left.pop()
+            continue
+        left[-1] -= 1
+        try:
+            count, position = _head(data, position)
+        except ValueError:
+            return False
+        if count is not None:
+            if len(left) > limit:
+                return True
+            left.append(count)
+    return False
+
+
+def value_nests_past(value: Any, limit: int) -> bool:
+    """Return the same of a decoded value, faster."""
+    level = [value] if type(value) in _CONTAINERS else []
+    for _ in range(limit):
+        if not level:
+            return False
+        level = [
+            item
+            for each in level
+            for item in (chain(each, each.values()) if type(each) is dict else each)
+            if type(item) in _CONTAINERS
+        ]
+    return bool(level)
 
 
 def _head(data: bytes, position: int) -> tuple[int | None, int]:

@@ -18,7 +18,7 @@ from msgspec.structs import astuple
 from kvhash.contract import Contract
 
 from ._errors import EventDecodeError
-from ._split import split_array
+from ._split import bytes_nest_past, split_array, value_nests_past
 from .schema import (
     AllBlocksCleared,
     BlockRemoved,
@@ -91,6 +91,11 @@ _decode_raws = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 _decode_raw_map = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
 _decode_any = msgspec.msgpack.Decoder().decode
 
+#: Arrays and maps that may lie within each other, in one event or in one of a batch's other fields.
+MAX_DEPTH = 128
+# The same for a batch that is a map, whose keys are found by passing over its values.
+_MAX_SPLIT_DEPTH = 900
+
 # What msgspec raises on bad input: its own errors, and the interpreter's for nesting and for values out of
 # range.
 _FAULTS = (msgspec.MsgspecError, RecursionError, ValueError, OverflowError, TypeError)
@@ -132,7 +137,10 @@ def _fast(payload: bytes) -> EventBatch | None:
     for event in events:
         if not _sound(event):
             return None
-    return EventBatch(ts, tuple([_finish(event) for event in events]), rank, layout)
+    try:
+        return EventBatch(ts, tuple([_finish(event) for event in events]), rank, layout)
+    except RecursionError:
+        return None
 
 
 def _from_array(event: Any) -> Any:
@@ -159,9 +167,12 @@ def _finish(event: Event) -> Event:
     return event
 
 
-def _tuples(value: Any) -> Any:
+def _tuples(value: Any, depth: int = 1) -> Any:
+    """Return a value that lies `depth` deep in its event; raises RecursionError where it is nested too deeply."""
     if isinstance(value, (list, tuple)):
-        return tuple([_tuples(item) for item in value])
+        if depth >= MAX_DEPTH:
+            raise RecursionError
+        return tuple([_tuples(item, depth + 1) for item in value])
     return value
 
 
@@ -194,27 +205,27 @@ def _careful_batch(payload: bytes) -> EventBatch:
 
 def _array_container(payload: bytes) -> tuple[Any, list[bytes], Any, dict[str | int, Any]]:
     if not _is_array(payload):
-        kind = _kind(_guarded(_decode_any, payload, "$"))
+        kind = _kind(_guarded(_decode_value, payload, "$"))
         raise EventDecodeError(f"expected a msgpack array [ts, [events], rank], got {kind}", at="$")
     parts = _split(payload, "$")
     if len(parts) < 2:
         raise EventDecodeError(
             f"expected an array [ts, [events], rank] of at least 2 elements, got {len(parts)}", at="$"
         )
-    rank = _guarded(_decode_any, parts[2], "$.data_parallel_rank") if len(parts) > 2 else None
+    rank = _guarded(_decode_value, parts[2], "$.data_parallel_rank") if len(parts) > 2 else None
     extra: dict[str | int, Any] = {
-        i: _guarded(_decode_any, part, f"$[{i}]") for i, part in enumerate(parts[3:], 3)
+        i: _guarded(_decode_value, part, f"$[{i}]") for i, part in enumerate(parts[3:], 3)
     }
-    return _guarded(_decode_any, parts[0], "$.ts"), _event_list(parts[1]), rank, extra
+    return _guarded(_decode_value, parts[0], "$.ts"), _event_list(parts[1]), rank, extra
 
 
 def _map_container(payload: bytes) -> tuple[Any, list[bytes], Any, dict[str | int, Any]]:
-    parts = {name: bytes(raw) for name, raw in _guarded(_decode_raw_map, payload, "$").items()}
+    parts = {name: bytes(raw) for name, raw in _guarded(_decode_parts, payload, "$").items()}
     for name in ("ts", "events"):
         if name not in parts:
             raise EventDecodeError(f"the batch has no {name!r}", at="$")
     events = _event_list(parts.pop("events"))
-    values = {name: _guarded(_decode_any, raw, f"$.{name}") for name, raw in parts.items()}
+    values = {name: _guarded(_decode_value, raw, f"$.{name}") for name, raw in parts.items()}
     rank = values.pop("data_parallel_rank", None)
     other = values.pop("attn_dp_rank", None)
     return values.pop("ts"), events, other if rank is None else rank, values
@@ -223,7 +234,7 @@ def _map_container(payload: bytes) -> tuple[Any, list[bytes], Any, dict[str | in
 def _event_list(raw: bytes) -> list[bytes]:
     if not _is_array(raw):
         raise EventDecodeError(
-            f"expected a list of events, got {_kind(_guarded(_decode_any, raw, '$.events'))}", at="$.events"
+            f"expected a list of events, got {_kind(_guarded(_decode_value, raw, '$.events'))}", at="$.events"
         )
     return _split(raw, "$.events")
 
@@ -267,6 +278,29 @@ def _layout(events: Sequence[bytes]) -> Literal["array", "map", "mixed"] | None:
     return "array" if arrays else "map" if maps else None
 
 
+def _decode_value(raw: bytes) -> Any:
+    """Decode anything; raises RecursionError past `MAX_DEPTH`, whatever the interpreter could follow."""
+    try:
+        value = _decode_any(raw)
+    except RecursionError:
+        raise
+    except _FAULTS:
+        if bytes_nest_past(raw, MAX_DEPTH):
+            raise RecursionError from None
+        raise
+    if len(raw) > MAX_DEPTH and value_nests_past(value, MAX_DEPTH):
+        raise RecursionError
+    return value
+
+
+def _decode_parts(raw: bytes) -> dict[str, Any]:
+    """Decode a map's keys; raises RecursionError past `_MAX_SPLIT_DEPTH`."""
+    if len(raw) > _MAX_SPLIT_DEPTH and bytes_nest_past(raw, _MAX_SPLIT_DEPTH):
+        raise RecursionError
+    parts: dict[str, Any] = _decode_raw_map(raw)
+    return parts
+
+
 # --- one event, field by field ------------------------------------------------------------------------------
 
 
@@ -285,7 +319,7 @@ def _event(raw: bytes, at: str) -> Event:
     tag: str | None = None
     try:
         try:
-            value = _decode_any(raw)
+            value = _decode_value(raw)
         except RecursionError:
             raise _BadField("nested too deeply", at) from None
         except _FAULTS as error:

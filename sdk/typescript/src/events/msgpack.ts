@@ -41,7 +41,8 @@ export class MsgpackError extends Error {
   }
 }
 
-const MAX_DEPTH = 900;
+/** Arrays and maps that may lie within each other. */
+const MAX_DEPTH = 128;
 const utf8 = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
 
 /** What stands at a place: a scalar of `size` bytes, or a container of `count` values (a map's keys count too). */
@@ -173,7 +174,6 @@ class Reader {
   }
 
   value(depth: number): MsgpackValue {
-    if (depth > MAX_DEPTH) throw new MsgpackError("nested too deeply", true);
     const at = this.position;
     const first = this.data[at];
     if (first !== undefined && first <= 0x7f) {
@@ -182,6 +182,7 @@ class Reader {
     }
     const head = headAt(this.data, at);
     this.position = head.start + head.size;
+    if (head.kind !== "scalar" && depth >= MAX_DEPTH) throw new MsgpackError("nested too deeply", true);
     if (head.kind === "array") {
       const items: MsgpackValue[] = [];
       for (let i = 0; i < head.count; i++) items.push(this.value(depth + 1));

@@ -448,7 +448,8 @@ fn extra_keys<'a>(reader: &mut Reader<'a>) -> Option<Option<PerBlock<'a>>> {
             reader.at += 1;
             Some(())
         }
-        0x90..=0x9f | 0xdc | 0xdd => reader.check().ok().map(drop),
+        // In the event, in the list of all blocks' keys.
+        0x90..=0x9f | 0xdc | 0xdd => reader.check_from(2).ok().map(drop),
         _ => None,
     })
 }

@@ -7,8 +7,11 @@ use std::fmt;
 #[cfg(target_arch = "x86_64")]
 use crate::x86::Wide;
 
-/// Deeper nesting is refused; near what Python's recursion limit allows.
-const MAX_DEPTH: u32 = 900;
+/// Deeper nesting is refused in a value that is read: in an event, or in one of a batch's other fields.
+const MAX_DEPTH: u32 = 128;
+
+/// The same for a value that is passed over; near what Python's recursion limit allows.
+const MAX_SKIP_DEPTH: u32 = 900;
 
 /// The longest array that as a key may hold other arrays.
 const SHORT_KEY: usize = 16;
@@ -346,7 +349,7 @@ impl<'a> Reader<'a> {
             Head::Map(count) => 2 * count as u64,
             _ => return Ok(()),
         };
-        if depth >= MAX_DEPTH {
+        if depth >= MAX_SKIP_DEPTH {
             return Err(Fault::TooDeep);
         }
         (0..items).try_for_each(|_| self.skip_from(depth + 1))
@@ -371,7 +374,8 @@ impl<'a> Reader<'a> {
         self.check_from(0)
     }
 
-    fn check_from(&mut self, depth: u32) -> Read<bool> {
+    /// The same of a value that lies within `depth` others.
+    pub(crate) fn check_from(&mut self, depth: u32) -> Read<bool> {
         match self.head()? {
             Head::Text(text) => {
                 text_of(text)?;
