@@ -182,7 +182,7 @@ class Reader {
     }
     const head = headAt(this.data, at);
     this.position = head.start + head.size;
-    if (head.kind !== "scalar" && depth >= MAX_DEPTH) throw new MsgpackError("nested too deeply", true);
+    if (head.kind !== "value" && depth >= MAX_DEPTH) throw new MsgpackError("nested too deeply", true);
     if (head.kind === "array") {
       const items: MsgpackValue[] = [];
       for (let i = 0; i < head.count; i++) items.push(this.value(depth + 1));
