@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use kvhash::events::decode_batch;
 use kvhash::index::{Group, Hashes, Hashing, Match, Parent, Place, RankSettings, Signal, Tiers};
@@ -29,10 +29,33 @@ fn group_of((number, sizes, smallest, kind, window, chunk): GroupValues) -> (i12
 #[pyclass(frozen, module = "kvhash._native")]
 pub(crate) struct RankMap(Mutex<kvhash::index::RankMap>);
 
+/// How often a lookup looks again at a map that is locked before it sleeps: some tens of microseconds.
+const SPINS: u32 = 1000;
+
 impl RankMap {
     // A panic while it was locked leaves counts that may be off by one event, and nothing worse.
     fn lock(&self) -> MutexGuard<'_, kvhash::index::RankMap> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The lock, unless another thread holds it.
+    fn lock_if_free(&self) -> Option<MutexGuard<'_, kvhash::index::RankMap>> {
+        match self.0.try_lock() {
+            Ok(held) => Some(held),
+            Err(TryLockError::Poisoned(held)) => Some(held.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// The lock, after a wait; one batch takes less time than to sleep and be woken.
+    fn lock_soon(&self) -> MutexGuard<'_, kvhash::index::RankMap> {
+        for _ in 0..SPINS {
+            if let Some(held) = self.lock_if_free() {
+                return held;
+            }
+            std::hint::spin_loop();
+        }
+        self.lock()
     }
 
     fn apply_one(&self, payload: &[u8]) -> Result<Vec<Signal>, String> {
@@ -424,8 +447,9 @@ impl Fleet {
 
 /// For each engine the rank (its place) that holds most of the prompt, and what; `None` where none holds any.
 ///
-/// All maps are locked first, so that the answer is of one moment, and what will be read is read ahead: the ranks'
-/// memory is far apart, and the processor fetches many places at once as long as none depends on another.
+/// Each map is locked for itself, and one that a batch is just being applied to is asked last. What will be read is
+/// read ahead: the ranks' memory is far apart, and the processor fetches many places at once as long as none depends
+/// on another.
 fn best_matches(
     members: &[&Member],
     hashes: &Listed<'_>,
@@ -435,39 +459,40 @@ fn best_matches(
     for (engine, member) in members.iter().enumerate() {
         maps.extend(member.ranks.iter().enumerate().map(|(rank, (_, map))| (engine, rank, map.get())));
     }
-    // In one order everywhere, and each once, so that no two lookups wait for each other.
-    let mut order: Vec<usize> = (0..maps.len()).collect();
-    order.sort_unstable_by_key(|&at| std::ptr::from_ref(maps[at].2) as usize);
-    let mut guards: Vec<Option<MutexGuard<'_, kvhash::index::RankMap>>> = Vec::new();
-    guards.resize_with(maps.len(), || None);
-    let mut same: Vec<usize> = (0..maps.len()).collect();
-    for (place, &at) in order.iter().enumerate() {
-        match place.checked_sub(1).map(|before| order[before]) {
-            Some(before) if std::ptr::eq(maps[before].2, maps[at].2) => same[at] = same[before],
-            _ => guards[at] = Some(maps[at].2.lock()),
-        }
-    }
-    let locked = |at: usize| guards[same[at]].as_deref();
     let mut best: Vec<Option<(Worth, usize, Match)>> = Vec::new();
     best.resize_with(members.len(), || None);
     let mut hint = 0_usize;
-    for (place, &(engine, rank, _)) in maps.iter().enumerate() {
-        let Some(map) = locked(place) else { continue };
+    let mut ask = |engine: usize, rank: usize, map: &kvhash::index::RankMap, hint: &mut usize| {
+        let found = map.longest_prefix(hashes, num_tokens, *hint);
+        let blocks = found.tokens.checked_div(found.unit).unwrap_or(0);
+        if blocks > 0 {
+            *hint = usize::try_from(blocks).unwrap_or(0);
+        }
+        let worth = (found.usable_tokens, blocks, found.remote.iter().map(|(_, blocks)| blocks).sum());
+        let better = match &best[engine] {
+            None => worth > (0, 0, 0),
+            Some((known, first, _)) => worth > *known || (worth == *known && rank < *first),
+        };
+        if better {
+            best[engine] = Some((worth, rank, found));
+        }
+    };
+    let mut busy = Vec::new();
+    for (place, &(engine, rank, map)) in maps.iter().enumerate() {
         if place == 1 {
             let ends = [hint.checked_sub(1), Some(hint)].into_iter().flatten();
             let keys: Vec<u64> = ends.filter(|&end| end < hashes.len()).map(|end| hashes.key(end)).collect();
-            let read: usize = (1..maps.len()).filter_map(locked).map(|map| map.touch(&keys)).sum();
+            let free = maps[1..].iter().filter_map(|(_, _, map)| map.lock_if_free());
+            let read: usize = free.map(|map| map.touch(&keys)).sum();
             std::hint::black_box(read);
         }
-        let found = map.longest_prefix(hashes, num_tokens, hint);
-        let blocks = found.tokens.checked_div(found.unit).unwrap_or(0);
-        if blocks > 0 {
-            hint = usize::try_from(blocks).unwrap_or(0);
+        match map.lock_if_free() {
+            Some(held) => ask(engine, rank, &held, &mut hint),
+            None => busy.push((engine, rank, map)),
         }
-        let worth = (found.usable_tokens, blocks, found.remote.iter().map(|(_, blocks)| blocks).sum());
-        if worth > best[engine].as_ref().map_or((0, 0, 0), |(worth, ..)| *worth) {
-            best[engine] = Some((worth, rank, found));
-        }
+    }
+    for (engine, rank, map) in busy {
+        ask(engine, rank, &map.lock_soon(), &mut hint);
     }
     best.into_iter().map(|best| best.map(|(_, rank, found)| (rank, found))).collect()
 }
