@@ -19,7 +19,7 @@ from .answers import Answer, Choice
 from .errors import ApiError, bad_request, error_body, handlers
 from .frontend import Frontend
 from .prompts import Prompts
-from .protocol import ChatBody, CompletionBody, DetokenizeBody, SamplingBody, TokenizeBody, decode
+from .protocol import MAX_BODY, ChatBody, CompletionBody, DetokenizeBody, SamplingBody, TokenizeBody, decode
 
 __all__ = ["make_app"]
 
@@ -49,6 +49,7 @@ def make_app(
             yield
         finally:
             logging_task.cancel()
+            frontend.workers.close()
             await asyncio.to_thread(frontend.close)
 
     routes = [
@@ -111,12 +112,12 @@ class _Api:
     # ---- tokens
 
     async def tokenize(self, http: HttpRequest) -> Response:
-        body = decode(await http.body(), TokenizeBody)
+        body = decode(await _read(http), TokenizeBody)
         self._prompts.adapter(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise bad_request("expected either 'prompt' or 'messages'")
         make = self._prompts.text_tokens if body.messages is None else self._prompts.chat_tokens
-        tokens = await asyncio.to_thread(make, body)
+        tokens = await self._frontend.workers.run(make, body)
         tokenizer = self._prompts.tokenizer
         assert tokenizer is not None
         return JSONResponse(
@@ -129,25 +130,25 @@ class _Api:
         )
 
     async def detokenize(self, http: HttpRequest) -> Response:
-        body = decode(await http.body(), DetokenizeBody)
+        body = decode(await _read(http), DetokenizeBody)
         tokenizer = self._prompts.tokenizer
         self._prompts.adapter(body.model)
         if tokenizer is None:
             raise bad_request("the engine has no tokenizer; give it one with --tokenizer")
         self._prompts.check_vocabulary(body.tokens, "tokens")
-        text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
+        text = await self._frontend.workers.run(tokenizer.decode, body.tokens, skip_special_tokens=False)
         return JSONResponse({"prompt": text})
 
     # ---- generation
 
     async def completions(self, http: HttpRequest) -> Response:
-        body = decode(await http.body(), CompletionBody)
-        requests = await asyncio.to_thread(self._prompts.completion, body)
+        body = decode(await _read(http), CompletionBody)
+        requests = await self._frontend.workers.run(self._prompts.completion, body)
         return await self._generate(http, body, requests, "text", echo=bool(body.echo))
 
     async def chat(self, http: HttpRequest) -> Response:
-        body = decode(await http.body(), ChatBody)
-        request = await asyncio.to_thread(self._prompts.chat, body)
+        body = decode(await _read(http), ChatBody)
+        request = await self._frontend.workers.run(self._prompts.chat, body)
         return await self._generate(http, body, [request], "chat", echo=False)
 
     async def _generate(
@@ -292,6 +293,18 @@ async def _unless_gone(http: HttpRequest, work: asyncio.Future[Any]) -> None:
 async def _until_gone(http: HttpRequest) -> None:
     while (await http.receive())["type"] != "http.disconnect":
         pass
+
+
+async def _read(http: HttpRequest) -> bytes:
+    """Return the body; raises ApiError for one past `MAX_BODY`, without keeping the rest of it."""
+    data = bytearray()
+    async for part in http.stream():
+        data += part
+        if len(data) > MAX_BODY:
+            raise ApiError(
+                f"the body has more than {MAX_BODY} bytes", status=413, kind="RequestEntityTooLargeError"
+            )
+    return bytes(data)
 
 
 def _copies(request: EngineRequest, n: int) -> list[EngineRequest]:

@@ -74,7 +74,11 @@ class Prompts:
                         "--tokenizer",
                         param="prompt",
                     )
-                tokens = list(self.tokenizer.encode_text(prompt, add_special_tokens=special).tokens)
+                at = "$.prompt" if len(prompts) == 1 else f"$.prompt[{i}]"
+                encoded = self.tokenizer.encode_text(
+                    prompt, add_special_tokens=special, max_model_len=self.options.max_model_len, at=at
+                )
+                tokens = list(encoded.tokens)
             else:
                 tokens = prompt
             max_tokens = 16 if body.max_tokens is None else body.max_tokens
@@ -84,14 +88,14 @@ class Prompts:
     def chat(self, body: ChatBody) -> EngineRequest:
         """Return the request of a chat; raises ApiError or KvHashErrors."""
         _check_sequences(body, 1)
-        tokens = self.chat_tokens(body)
+        tokens = self.chat_tokens(body, max_model_len=self.options.max_model_len)
         max_tokens = body.max_completion_tokens or body.max_tokens
         if max_tokens is None:
             max_tokens = max(self.options.max_model_len - len(tokens), 1)
         return self._request(body, tokens, f"chatcmpl-{_id(body)}", max_tokens)
 
-    def chat_tokens(self, body: ChatBody | TokenizeBody) -> list[int]:
-        """Return the tokens of a chat as the template writes it."""
+    def chat_tokens(self, body: ChatBody | TokenizeBody, *, max_model_len: int | None = None) -> list[int]:
+        """Return the tokens of a chat as the template writes it; one that cannot fit is refused before it is."""
         if self.tokenizer is None:
             raise bad_request("the engine has no tokenizer, which a chat needs; give it one with --tokenizer")
         given = {name: value for name, value in msgspec.structs.asdict(body).items() if value is not None}
@@ -105,7 +109,8 @@ class Prompts:
             given["add_generation_prompt"] = False
         given.setdefault("chat_template", self.chat_template)
         given.pop("cache_salt", None)
-        return list(tokens_from_openai(given, self.tokenizer)[0].tokens)
+        (chat,) = tokens_from_openai(given, self.tokenizer, max_model_len=max_model_len)
+        return list(chat.tokens)
 
     def text_tokens(self, body: TokenizeBody) -> list[int]:
         """Return the tokens of a text."""

@@ -14,6 +14,7 @@ from msgspec import Meta
 from .errors import ApiError, bad_request
 
 __all__ = [
+    "MAX_BODY",
     "ChatBody",
     "CompletionBody",
     "DetokenizeBody",
@@ -24,6 +25,8 @@ __all__ = [
     "decode_prompts",
 ]
 
+#: Bytes of a body: some million token ids, or a longer text; past it nothing is read on.
+MAX_BODY = 64 << 20
 _T = TypeVar("_T")
 _Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 _Count = Annotated[int, Meta(ge=0)]

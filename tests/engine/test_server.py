@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from transformers import PreTrainedTokenizerBase
 
 from engine_ref.model_info import ModelInfo
 from engine_ref.rank_process import RankProcess
@@ -402,6 +403,82 @@ def test_bad_chat_and_text_are_400s(chatty: httpx.Client, path: str, body: Any, 
         return
     assert answer.status_code == 400
     assert says in answer.json()["error"]["message"]
+
+
+def called(calls: Any) -> dict[str, Any]:
+    """Return a chat whose assistant calls tools."""
+    return {"messages": [{"role": "assistant", "content": "x", "tool_calls": calls}]}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (called(5), "$.messages[0].tool_calls"),
+        (called(True), "$.messages[0].tool_calls"),
+        (called([5]), "$.messages[0].tool_calls[0]"),
+        (
+            called([{"function": {"name": "f", "arguments": "[" * 100_000}}]),
+            "$.messages[0].tool_calls[0].function.arguments",
+        ),
+        ({"messages": MESSAGES, "chat_template_kwargs": {"self": 1}}, "$.chat_template_kwargs.self"),
+        ({"messages": MESSAGES, "chat_template_kwargs": {"messages": 1}}, "$.chat_template_kwargs.messages"),
+        ({"messages": [{"role": "user"}], "continue_final_message": True}, "$.messages"),
+    ],
+)
+def test_no_chat_is_a_fault_of_the_server(chatty: httpx.Client, path: str, body: Any, says: str) -> None:
+    """Whatever a chat makes a template or a tokenizer raise, the client is told, with its place and no Python."""
+    answer = chatty.post(path, json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"]) == (400, "BadRequestError")
+    assert f"at {says}" in error["message"]
+    assert "keyword argument" not in error["message"]
+
+
+def test_template_kwargs_that_a_field_overrides_have_no_effect(chatty: httpx.Client) -> None:
+    """As in vLLM the flags of a request win over those among the template's variables."""
+    kwargs = {"add_generation_prompt": False, "continue_final_message": True, "documents": []}
+    bodies: list[dict[str, Any]] = [{}, {"chat_template_kwargs": kwargs}]
+    plain, given = (chatty.post("/tokenize", json={"messages": MESSAGES, **body}).json() for body in bodies)
+    assert plain["tokens"] == given["tokens"]
+
+
+@pytest.mark.parametrize(
+    ("path", "make"),
+    [
+        ("/v1/completions", lambda text: {"prompt": text}),
+        ("/v1/completions", lambda text: {"prompt": ["a", text]}),
+        ("/v1/chat/completions", lambda text: {"messages": [{"role": "user", "content": text}]}),
+    ],
+)
+def test_a_text_that_cannot_fit_is_never_tokenized(
+    chatty: httpx.Client, monkeypatch: pytest.MonkeyPatch, path: str, make: Any
+) -> None:
+    """A text of more characters than the model's tokens can have is refused at once; no tokenizer sees it."""
+    seen: list[int] = []
+    encode = PreTrainedTokenizerBase.encode
+
+    def counted(self: Any, text: str, **kwargs: Any) -> Any:
+        seen.append(len(text))
+        return encode(self, text, **kwargs)
+
+    monkeypatch.setattr(PreTrainedTokenizerBase, "encode", counted)
+    answer = chatty.post(path, json=make("x" * 5_000_000))
+    assert answer.status_code == 400
+    assert "maximum context length is 400 tokens" in answer.json()["error"]["message"]
+    assert max(seen, default=0) < 10
+
+
+def test_a_body_past_the_bound_is_a_413(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body with too many bytes is refused on every endpoint; one at the bound is read, and so is the next request."""
+    monkeypatch.setattr("engine_ref.server.app.MAX_BODY", 300_000)
+    good = b'{"prompt":[1],"max_tokens":1}'
+    assert client.post("/v1/completions", content=good.ljust(300_000)).status_code == 200
+    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+        answer = client.post(path, content=good.ljust(300_001))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, 413)
+        assert "300000 bytes" in answer.json()["error"]["message"]
+    assert complete(client, prompt=[1], max_tokens=1)
 
 
 class SureRunner(NullRunner):
