@@ -21,7 +21,7 @@ from .frontend import Frontend
 from .prompts import Prompts
 from .protocol import MAX_BODY, ChatBody, CompletionBody, DetokenizeBody, SamplingBody, TokenizeBody, decode
 
-__all__ = ["make_app"]
+__all__ = ["make_app", "merge_streams"]
 
 _encode = msgspec.json.Encoder().encode
 
@@ -217,10 +217,8 @@ class _Api:
         options = body.stream_options
         running = bool(options and options.continuous_usage_stats)
         try:
-            async for chunk in _merged([self._chunks(answer, choice) for choice in choices]):
-                if running:
-                    chunk["usage"] = answer.usage(choices, n)
-                yield _line(chunk)
+            async for line in merge_streams([self._lines(answer, choice, running) for choice in choices]):
+                yield line
             if options is not None and options.include_usage:
                 yield _line(answer.usage_chunk(choices, n))
         except ApiError as error:
@@ -229,42 +227,47 @@ class _Api:
             self._leave(choices)
         yield b"data: [DONE]\n\n"
 
-    async def _chunks(self, answer: Answer, choice: Choice) -> AsyncIterator[dict[str, Any]]:
+    async def _lines(self, answer: Answer, choice: Choice, running: bool) -> AsyncIterator[bytes]:
+        """Yield the lines of one choice; `running`: each with what the choice has used so far."""
         first = answer.begin(choice)
         if first is not None:
-            yield first
+            yield _line(first | {"usage": answer.running_usage(choice)} if running else first)
         async for token_ids in self._frontend.stream(choice.generation):
             text = choice.push(token_ids)
-            yield answer.chunk(choice, text, token_ids)
+            chunk = answer.chunk(choice, text, token_ids)
+            if running:
+                chunk["usage"] = answer.running_usage(choice)
+            yield _line(chunk)
             if choice.finish_reason:
                 return
 
 
-async def _merged(
-    streams: Sequence[AsyncIterator[dict[str, Any]]],
-) -> AsyncIterator[dict[str, Any]]:
-    """Yield what several streams give as it comes; an error of one ends all."""
-    if len(streams) == 1:
-        async for chunk in streams[0]:
-            yield chunk
-        return
-    queue: asyncio.Queue[dict[str, Any] | BaseException | None] = asyncio.Queue()
+async def merge_streams(streams: Sequence[AsyncIterator[bytes]]) -> AsyncIterator[bytes]:
+    """Yield what several streams give as it comes; an error of one ends all.
 
-    async def pump(stream: AsyncIterator[dict[str, Any]]) -> None:
+    Where nobody takes what they give the streams wait: their tokens gather, at no cost, until one line says them all.
+    """
+    if len(streams) == 1:
+        async for line in streams[0]:
+            yield line
+        return
+    queue: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(len(streams))
+
+    async def pump(stream: AsyncIterator[bytes]) -> None:
         try:
-            async for chunk in stream:
-                queue.put_nowait(chunk)
+            async for line in stream:
+                await queue.put(line)
         except Exception as error:
-            queue.put_nowait(error)
+            await queue.put(error)
         else:
-            queue.put_nowait(None)
+            await queue.put(None)
 
     tasks = [asyncio.create_task(pump(stream)) for stream in streams]
     try:
         left = len(tasks)
         while left:
             item = await queue.get()
-            if isinstance(item, BaseException):
+            if isinstance(item, Exception):
                 raise item
             if item is None:
                 left -= 1

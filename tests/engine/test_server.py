@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from engine_ref.runner import NullRunner
 from engine_ref.sampling import TokenLogprobs
 from engine_ref.scheduler import StepPlan
 from engine_ref.server import Frontend
+from engine_ref.server.app import merge_streams
 from engine_ref.server.text import EngineTokenizer
 from kvhash import BlockHasher
 from kvhash.events.records import Batch
@@ -111,6 +113,44 @@ def test_stream_carries_all_tokens_then_usage_then_done(client: httpx.Client) ->
     assert chunks[-2]["choices"][0]["finish_reason"] == "length"
     assert (chunks[-1]["choices"], chunks[-1]["usage"]["completion_tokens"]) == ([], 5)
     assert '"usage"' not in client.post("/v1/completions", json=body).text
+
+
+def test_each_chunk_says_what_its_choice_has_used(client: httpx.Client) -> None:
+    """With continuous_usage_stats a chunk counts its own choice's prompt and tokens, up to that chunk; the last all."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"prompt": [[1, 2], [3, 4, 5]], "n": 2, "max_tokens": 6, "stream": True, "stream_options": options}
+    lines = client.post("/v1/completions", json=body).text.split("\n\n")
+    *chunks, last = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    made: Counter[int] = Counter()
+    for chunk in chunks:
+        (choice,) = chunk["choices"]
+        made[choice["index"]] += len(choice["token_ids"])
+        assert chunk["usage"]["prompt_tokens"] == (2, 2, 3, 3)[choice["index"]]
+        assert chunk["usage"]["completion_tokens"] == made[choice["index"]]
+        assert chunk["usage"]["total_tokens"] == chunk["usage"]["prompt_tokens"] + made[choice["index"]]
+    assert made == Counter(dict.fromkeys(range(4), 6))
+    assert (last["usage"]["prompt_tokens"], last["usage"]["completion_tokens"]) == (5, 24)
+
+
+def test_streams_that_nobody_reads_wait() -> None:
+    """Merged streams run no further ahead of their reader than a line or two each."""
+    given: Counter[int] = Counter()
+
+    async def stream(number: int) -> AsyncIterator[bytes]:
+        for _ in range(1000):
+            given[number] += 1
+            yield b"%d" % number
+
+    async def main() -> None:
+        merged = merge_streams([stream(number) for number in range(8)])
+        read = [await anext(merged)]
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert given.total() <= 3 * 8
+        read += [line async for line in merged]
+        assert Counter(read) == Counter({b"%d" % number: 1000 for number in range(8)})
+
+    asyncio.run(main())
 
 
 def test_several_prompts_and_choices(client: httpx.Client) -> None:
