@@ -43,12 +43,14 @@ class Choice:
         stop: Sequence[str] = (),
         include_stop: bool = False,
         echo: str = "",
+        only_echo: bool = False,
     ) -> None:
         self.index = index
         self._tokenizer = tokenizer
         self.generation = generation
         self._include_stop = include_stop
         self._echo = echo
+        self._only_echo = only_echo
         self._text: TextStream | TokenIdText = (
             TokenIdText() if tokenizer is None else TextStream(tokenizer, stop)
         )
@@ -68,6 +70,7 @@ class Choice:
     def push(self, token_ids: Sequence[int]) -> str:
         """Take in tokens; returns the text that they add. Sets ``finish_reason`` with the last."""
         new, self._echo = self._echo, ""
+        echoed = new
         self.num_tokens += len(token_ids)
         if self.generation.find_stop is None:
             new += self._text.push(token_ids)
@@ -78,6 +81,8 @@ class Choice:
             if self._text.stopped and self._include_stop:
                 new += self._text.stop_string or ""
             self.finish_reason, self.stop_reason = self.generation.finish_reason, self.generation.stop_reason
+        if self._only_echo:
+            new = echoed
         self.text += new
         return new
 

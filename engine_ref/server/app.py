@@ -199,6 +199,7 @@ class _Api:
             stop=stop,
             include_stop=body.include_stop_str_in_output,
             echo=self._prompts.text_of(request.prompt_token_ids) if echo else "",
+            only_echo=body.max_tokens == 0,
         )
 
     def _leave(self, choices: Sequence[Choice]) -> None:
@@ -324,7 +325,10 @@ def _line(chunk: dict[str, Any]) -> bytes:
 def _rank(http: HttpRequest) -> int | None:
     """Return the rank that a router asks for in its header, as vLLM reads it."""
     text = http.headers.get("x-data-parallel-rank")
-    return int(text) if text is not None and text.isascii() and text.isdigit() else None
+    try:
+        return None if text is None else int(text)
+    except ValueError:  # what is no number asks for none; a number that is no rank is refused later
+        return None
 
 
 def _flag(http: HttpRequest, name: str) -> bool:

@@ -28,6 +28,8 @@ __all__ = ["Prompts"]
 _MAX_SEQUENCES = 4096
 #: A temperature below this is greedy, as in vLLM.
 _GREEDY_BELOW = 1e-5
+#: The likeliest tokens that may be asked for beside each: vLLM's default of --max-logprobs.
+_MAX_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,10 @@ class Prompts:
             raise bad_request("best_of is not supported, other than as n", param="best_of")
         if body.echo and body.logprobs is not None:
             raise bad_request("echo with logprobs is not supported; ask for prompt_logprobs", param="echo")
+        if body.max_tokens == 0 and not body.echo:
+            raise bad_request(
+                "expected at least 1, or 0 with echo, got 0 - at $.max_tokens", param="max_tokens"
+            )
         prompts = decode_prompts(body.prompt)
         _check_sequences(body, len(prompts))
         requests = []
@@ -81,7 +87,8 @@ class Prompts:
                 tokens = list(encoded.tokens)
             else:
                 tokens = prompt
-            max_tokens = 16 if body.max_tokens is None else body.max_tokens
+            # As in vLLM one that only echoes makes one token, which its text leaves out and its usage counts.
+            max_tokens = 16 if body.max_tokens is None else max(body.max_tokens, 1)
             requests.append(self._request(body, tokens, f"cmpl-{_id(body)}-{i}", max_tokens))
         return requests
 
@@ -234,12 +241,22 @@ def _sampling(body: SamplingBody) -> dict[str, Any]:
     """Return the sampling parameters that a body gives; raises InvalidRequestError."""
     names = ("temperature", "top_p", "top_k", "min_p", "seed")
     given = {name: value for name in names if (value := getattr(body, name)) is not None}
+    if isinstance(body, ChatBody) and body.top_logprobs and not body.logprobs:
+        raise bad_request("when using `top_logprobs`, `logprobs` must be set to true", param="top_logprobs")
+    for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
+        asked = getattr(body, name, None)
+        if type(asked) is int and not -1 < asked <= _MAX_LOGPROBS:
+            wanted = "those of the whole vocabulary" if asked < 0 else asked
+            raise bad_request(
+                f"expected at most {_MAX_LOGPROBS} log-probabilities a token, got {wanted} - at $.{name}",
+                param=name,
+            )
     if isinstance(body, CompletionBody):
         given["logprobs"] = body.logprobs
     elif isinstance(body, ChatBody) and body.logprobs:
         given["logprobs"] = body.top_logprobs or 0
     if body.prompt_logprobs is not None:
-        given["prompt_logprobs"] = max(body.prompt_logprobs, 0)
+        given["prompt_logprobs"] = body.prompt_logprobs
     SamplingParams(**given)
     return given
 

@@ -77,9 +77,13 @@ class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionBody(SamplingBody, frozen=True, kw_only=True):
-    """``POST /v1/completions``. ``prompt`` is read by `decode_prompts`, ``prompt_embeds`` as request lines have it."""
+    """``POST /v1/completions``. ``prompt`` is read by `decode_prompts`, ``prompt_embeds`` as request lines have it.
+
+    ``max_tokens`` may be 0 with ``echo``.
+    """
 
     prompt: msgspec.Raw = msgspec.Raw()
+    max_tokens: _Count | None = None
     prompt_embeds: dict[str, Any] | None = None
     echo: bool | None = False
     logprobs: _Count | None = None

@@ -212,6 +212,13 @@ def test_models_lists_the_adapters(client: httpx.Client) -> None:
         (b'{"prompt":[1],"stop":["a",""]}', "stop string"),
         (b'{"prompt":[1],"best_of":3}', "best_of"),
         (b'{"prompt":[1],"echo":true,"logprobs":0}', "echo with logprobs"),
+        (b'{"prompt":[1],"echo":false,"max_tokens":0}', "$.max_tokens"),
+        (b'{"prompt":[1],"echo":true,"max_tokens":-1}', "$.max_tokens"),
+        (b'{"prompt":[1],"logprobs":21}', "$.logprobs"),
+        (b'{"prompt":[1],"logprobs":1000}', "at most 20"),
+        (b'{"prompt":[1],"logprobs":-1}', "$.logprobs"),
+        (b'{"prompt":[1],"prompt_logprobs":21}', "$.prompt_logprobs"),
+        (b'{"prompt":[1],"prompt_logprobs":-1}', "$.prompt_logprobs"),
         (b'{"prompt":[1],"truncate_prompt_tokens":1}', "truncate_prompt_tokens"),
         (b'{"prompt":[1],"priority":1}', "priority"),
         (b'{"prompt":[1],"stop":"x"}', "--tokenizer"),
@@ -238,6 +245,33 @@ def test_unknown_paths_and_flags_are_said_too(client: httpx.Client) -> None:
     assert client.post("/reset_prefix_cache?reset_external=maybe").status_code == 400
     headers = {"X-data-parallel-rank": "3"}
     assert client.post("/v1/completions", json={"prompt": [1]}, headers=headers).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("rank", "status"),
+    [("0", 200), ("+0", 200), ("abc", 200), ("", 200), ("-1", 400), ("1", 400), ("99999", 400)],
+)
+def test_the_rank_header_is_read_as_vllm_reads_it(client: httpx.Client, rank: str, status: int) -> None:
+    """What is no number asks for no rank; a number that is no rank, a negative one too, is a 400 that names it."""
+    answer = client.post(
+        "/v1/completions", json={"prompt": [1], "max_tokens": 1}, headers={"X-data-parallel-rank": rank}
+    )
+    assert answer.status_code == status
+    assert status == 200 or f"rank {rank}" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo_alone_gives_the_prompt_back(client: httpx.Client, stream: bool) -> None:
+    """With max_tokens 0 the text is the prompt's; as in vLLM one token is made all the same, and counted."""
+    body = {"prompt": [5, 6, 7], "echo": True, "max_tokens": 0, "stream": stream}
+    if not stream:
+        answer = complete(client, **body)
+        assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == ("5 6 7 ", "length")
+        assert answer["usage"]["completion_tokens"] == 1
+        return
+    lines = client.post("/v1/completions", json=body).text.split("\n\n")
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "5 6 7 "
 
 
 def test_reset_needs_dev_mode() -> None:
@@ -427,6 +461,13 @@ def test_stop_string_ends_the_text(chatty: httpx.Client) -> None:
             "/v1/chat/completions",
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "only text parts",
+        ),
+        ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 0}, "$.max_tokens"),
+        ("/v1/chat/completions", {"messages": MESSAGES, "top_logprobs": 2}, "`logprobs` must be set"),
+        (
+            "/v1/chat/completions",
+            {"messages": MESSAGES, "logprobs": True, "top_logprobs": 21},
+            "$.top_logprobs",
         ),
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": 5}, "$.prompt"),
