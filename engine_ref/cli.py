@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,21 +37,12 @@ def trace(file: Path) -> None:
     for name, play in (("traces", play_trace), ("runs", play_run)):
         items = record.get(name)
         if isinstance(items, list):
-            observed = [_play(play, item, f"$.{name}[{i}]") for i, item in enumerate(items)]
+            observed = [play(item, at=f"$.{name}[{i}]") for i, item in enumerate(items)]
             break
     else:
         raise InvalidRequestError('expected an object with a list "traces" or "runs"', at="$")
     json.dump({"engine": "engine_ref", name: observed}, sys.stdout, separators=(",", ":"))
     sys.stdout.write("\n")
-
-
-def _play(play: Callable[..., dict[str, Any]], item: Any, at: str) -> dict[str, Any]:
-    try:
-        return play(item, at=at)
-    except KeyError as error:
-        raise InvalidRequestError(f"the recording lacks {error}", at=at) from None
-    except (TypeError, AttributeError, ValueError, IndexError) as error:
-        raise InvalidRequestError(f"the recording cannot be played: {error}", at=at) from error
 
 
 def _read(file: Path) -> dict[str, Any]:

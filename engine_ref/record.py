@@ -102,6 +102,8 @@ class Recorder:
 
     def _read(self, line: Mapping[str, Any], *, at: str) -> HashRequest | None:
         if "reset" in line:
+            if line["reset"] is not True or len(line) > 1:
+                raise InvalidRequestError(f'{at}: expected a reset as {{"reset": true}} alone', at="$.reset")
             return None
         given = {name: value for name, value in line.items() if name not in _OWN}
         defaults = {

@@ -15,6 +15,9 @@ import click
 import msgspec
 from click.core import ParameterSource
 
+from kvhash import UsageError
+from kvhash._errors import InvalidRequestError
+
 from .build import make_runner
 from .flags import VllmCommand, engine_flags, engine_options, say_without_effect
 from .record import Recorder, read_lines, write_json
@@ -60,6 +63,12 @@ def record(
     else:
         with requests.open("rb") as file:
             lines = read_lines(file)
+    if not lines:
+        raise InvalidRequestError(
+            f"{requests} holds no request; expected request lines, one JSON object each"
+        )
+    if output is not None and not output.absolute().parent.is_dir():
+        raise UsageError(f"{output}: its folder does not exist", code="cannot-write")
     first = next((line for line in lines if "reset" not in line), {})
     for flag, name in _FROM_LINE.items():
         if name in first and context.get_parameter_source(flag) is not ParameterSource.COMMANDLINE:
@@ -81,12 +90,15 @@ def _seed(first: Mapping[str, Any]) -> dict[str, Any]:
 
 def _write(path: Path, text: str) -> None:
     """Write all of it or nothing."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink()
-        raise
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w") as file:
+                file.write(text)
+            os.chmod(name, 0o644)
+            os.replace(name, path)
+        except BaseException:
+            Path(name).unlink()
+            raise
+    except OSError as error:  # which names the file that was to become this one
+        raise UsageError(f"cannot write {path}: {error.strerror or error}", code="cannot-write") from None

@@ -31,6 +31,8 @@ __all__ = ["serve"]
 
 _log = logging.getLogger(__name__)
 _LONGEST_DRAIN_S = 86_400
+#: Seconds that clients get, once every request has ended, to read what was sent to them.
+_LAST_READ_S = 5
 
 
 @click.command(cls=VllmCommand)
@@ -119,6 +121,7 @@ def serve(model: str, **flags: Any) -> None:
         access_log=not flags["disable_uvicorn_access_log"],
         log_level=flags["uvicorn_log_level"],
         lifespan="on",
+        timeout_graceful_shutdown=2 * _LAST_READ_S,
     )
     server = _Server(config, frontend, listening, flags["shutdown_timeout"])
     _log.info(
@@ -135,6 +138,10 @@ def serve(model: str, **flags: Any) -> None:
     server.run(sockets=[listening])
     if not server.started:
         raise UsageError("the server did not start", code="not-started")
+    if frontend.workers.busy:  # all is published and answered; a tokenizer may be at work for minutes
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(0)
 
 
 def _do_nothing(_: int, __: FrameType | None) -> None:
@@ -181,7 +188,18 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """End requests first, so that no connection is cut in the middle of an answer."""
         await asyncio.wait_for(self._frontend.drain(self._shutdown_timeout), self._shutdown_timeout + 5)
-        await super().shutdown(sockets=sockets)
+        # A client that reads nothing, or never sends the rest of its body, would keep its connection for ever.
+        cutting = asyncio.get_running_loop().call_later(_LAST_READ_S, self._cut_connections)
+        try:
+            await super().shutdown(sockets=sockets)
+        finally:
+            cutting.cancel()
+
+    def _cut_connections(self) -> None:
+        for connection in list(self.server_state.connections):
+            transport = getattr(connection, "transport", None)
+            if transport is not None:
+                transport.abort()
 
 
 def _reachable(endpoint: str | None) -> str | None:

@@ -11,9 +11,12 @@ from collections import deque
 from typing import Any
 
 from kvhash import BlockHasher
+from kvhash._checks import normalize_tokens
+from kvhash._errors import InvalidRequestError
 
 from .coordinator import CacheConfig
 from .events import event_to_json
+from .recorded import field, located, objects
 from .request import Request
 from .scheduler import StepPlan, make_scheduler
 from .scheduler.plan import SchedulerConfig
@@ -24,59 +27,78 @@ __all__ = ["play_run"]
 
 
 def play_run(run: dict[str, Any], *, at: str = "$") -> dict[str, Any]:
-    """Play one recorded workload."""
-    player = _Player(run, at=at)
+    """Play one recorded workload; raises InvalidRequestError for one that cannot be played."""
+    steps = objects(run, "steps", at=at)
+    with located(at, root=at):
+        player = _Player(run, at=at)
     answer: dict[str, Any] = {key: run[key] for key in ("seed", "name", "config") if key in run}
-    answer["steps"] = [player.play(step) for step in run["steps"]]
+    answer["steps"] = []
+    for place, step in steps:
+        with located(place, root=at):
+            answer["steps"].append(player.play(step, at=place))
     answer["final_free_queue"] = free_queue_ids(player.scheduler.cache.pool)
     return answer
 
 
 class _Player:
     def __init__(self, run: dict[str, Any], *, at: str) -> None:
-        config = run["config"]
-        size = config["block_size"]
-        groups = tuple(
-            parse_group(group, at=f"{at}.config.groups[{i}]")
-            for i, group in enumerate(config.get("groups", ()))
-        ) or (FullAttentionSpec(block_size=size),)
-        in_flight = 2 if config["async_scheduling"] else 1
+        config, inside = field(run, "config", dict, at=at), f"{at}.config"
+
+        def size_of(name: str, default: int | None = None) -> int:
+            if default is not None and name not in config:
+                return default
+            return field(config, name, int, at=inside)
+
+        size = size_of("block_size")
+        given = objects(config, "groups", at=inside) if "groups" in config else []
+        groups = tuple(parse_group(group, at=place) for place, group in given) or (
+            FullAttentionSpec(block_size=size),
+        )
+        in_flight = 2 if field(config, "async_scheduling", bool, at=inside) else 1
         self.scheduler = make_scheduler(
             SchedulerConfig(
                 cache=CacheConfig(
                     groups=groups,
-                    num_blocks=config["num_blocks"],
-                    hash_block_size=config.get("hash_block_size", size),
-                    scheduler_block_size=config.get("scheduler_block_size", size),
-                    max_model_len=config["max_model_len"],
-                    max_in_flight_tokens=in_flight * config["max_num_batched_tokens"],
+                    num_blocks=size_of("num_blocks"),
+                    hash_block_size=size_of("hash_block_size", size),
+                    scheduler_block_size=size_of("scheduler_block_size", size),
+                    max_model_len=size_of("max_model_len"),
+                    max_in_flight_tokens=in_flight * size_of("max_num_batched_tokens"),
                 ),
-                max_num_seqs=config["max_num_seqs"],
-                max_num_batched_tokens=config["max_num_batched_tokens"],
-                policy=config["policy"],
-                async_scheduling=config["async_scheduling"],
-                num_speculative_tokens=config["num_speculative_tokens"],
+                max_num_seqs=size_of("max_num_seqs"),
+                max_num_batched_tokens=size_of("max_num_batched_tokens"),
+                policy=_policy(config, inside),
+                async_scheduling=in_flight == 2,
+                num_speculative_tokens=size_of("num_speculative_tokens"),
             )
         )
         self._in_flight_limit = in_flight
         self._in_flight: deque[tuple[StepPlan, dict[str, Any]]] = deque()
-        self._inputs = {request["id"]: request for request in run["requests"]}
+        self._inputs = {
+            field(request, "id", str, at=place): (request, place)
+            for place, request in objects(run, "requests", at=at)
+        }
         self._hasher = BlockHasher(
             vllm=run.get("vllm", "latest"),
-            algorithm=config["algo"],
+            algorithm=field(config, "algo", str, at=inside),
             hash_seed=config.get("hash_seed", "0"),
-            block_size=config.get("hash_block_size", size),
+            block_size=size_of("hash_block_size", size),
         )
 
-    def play(self, step: dict[str, Any]) -> dict[str, Any]:
+    def play(self, step: dict[str, Any], *, at: str) -> dict[str, Any]:
         scheduler = self.scheduler
-        for request_id in step["added"]:
-            scheduler.add_request(self._request(self._inputs[request_id]))
-        if step["drafts"]:
-            scheduler.update_draft_token_ids(step["drafts"])
+        for i, request_id in enumerate(field(step, "added", list, at=at)):
+            if not isinstance(request_id, str) or request_id not in self._inputs:
+                raise InvalidRequestError(f"no request {request_id!r} is recorded", at=f"{at}.added[{i}]")
+            scheduler.add_request(self._request(*self._inputs[request_id]))
+        drafts = field(step, "drafts", dict, at=at)
+        if drafts:
+            for name, tokens in drafts.items():
+                normalize_tokens(tokens, at=f"{at}.drafts.{name}")
+            scheduler.update_draft_token_ids(drafts)
         plan = scheduler.schedule()
         seen: dict[str, Any] = {
-            "step": step["step"],
+            "step": field(step, "step", int, at=at),
             "added": step["added"],
             "drafts": step["drafts"],
             "num_scheduled_tokens": plan.num_scheduled_tokens,
@@ -118,7 +140,8 @@ class _Player:
             request = self.scheduler.requests.get(request_id)
             if request is None or not samples:
                 continue
-            outputs = self._inputs[request_id]["outputs"]
+            record, place = self._inputs[request_id]
+            outputs = field(record, "outputs", list, at=place)
             position = request.num_output_tokens
             accepted = 0
             for draft in plan.spec_token_ids.get(request_id, ()):
@@ -128,16 +151,29 @@ class _Player:
             sampled[request_id] = outputs[position : position + accepted + 1]
         return sampled
 
-    def _request(self, record: dict[str, Any]) -> Request:
+    def _request(self, record: dict[str, Any], at: str) -> Request:
+        priority = record.get("priority", 0)
+        if type(priority) is not int:
+            raise InvalidRequestError(
+                f"expected an integer, got {type(priority).__name__}", at=f"{at}.priority"
+            )
+        normalize_tokens(field(record, "outputs", list, at=at), at=f"{at}.outputs")
         return Request(
             record["id"],
-            record["prompt"],
+            normalize_tokens(field(record, "prompt", list, at=at), at=f"{at}.prompt"),
             hasher=self._hasher,
-            max_tokens=record["max_tokens"],
-            cache_salt=record.get("salt"),
-            priority=record.get("priority", 0),
+            max_tokens=field(record, "max_tokens", int, at=at),
+            cache_salt=None if record.get("salt") is None else field(record, "salt", str, at=at),
+            priority=priority,
             arrival_time=_arrival_time(record),
         )
+
+
+def _policy(config: dict[str, Any], at: str) -> str:
+    policy = field(config, "policy", str, at=at)
+    if policy not in ("fcfs", "priority"):
+        raise InvalidRequestError(f"expected fcfs or priority, got {policy!r}", at=f"{at}.policy")
+    return policy
 
 
 def _arrival_time(record: dict[str, Any]) -> float:

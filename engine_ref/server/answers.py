@@ -43,12 +43,14 @@ class Choice:
         stop: Sequence[str] = (),
         include_stop: bool = False,
         echo: str = "",
+        only_echo: bool = False,
     ) -> None:
         self.index = index
         self._tokenizer = tokenizer
         self.generation = generation
         self._include_stop = include_stop
         self._echo = echo
+        self._only_echo = only_echo
         self._text: TextStream | TokenIdText = (
             TokenIdText() if tokenizer is None else TextStream(tokenizer, stop)
         )
@@ -56,6 +58,8 @@ class Choice:
         if stop and tokenizer is not None:
             generation.find_stop = self._find_stop
         self.text = ""
+        #: Tokens whose text has been given out.
+        self.num_tokens = 0
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
 
@@ -66,6 +70,8 @@ class Choice:
     def push(self, token_ids: Sequence[int]) -> str:
         """Take in tokens; returns the text that they add. Sets ``finish_reason`` with the last."""
         new, self._echo = self._echo, ""
+        echoed = new
+        self.num_tokens += len(token_ids)
         if self.generation.find_stop is None:
             new += self._text.push(token_ids)
         else:
@@ -75,6 +81,8 @@ class Choice:
             if self._text.stopped and self._include_stop:
                 new += self._text.stop_string or ""
             self.finish_reason, self.stop_reason = self.generation.finish_reason, self.generation.stop_reason
+        if self._only_echo:
+            new = echoed
         self.text += new
         return new
 
@@ -163,6 +171,17 @@ class Answer:
         """Return the last chunk of a stream that reports its usage."""
         name = "text_completion" if self.kind == "text" else "chat.completion.chunk"
         return {**self._head(name), "choices": [], "usage": self.usage(choices, n)}
+
+    @staticmethod
+    def running_usage(choice: Choice) -> dict[str, Any]:
+        """Return what one choice has used so far, which is what each of its chunks says where that is asked for."""
+        prompt = len(choice.generation.request.prompt_token_ids)
+        return {
+            "prompt_tokens": prompt,
+            "total_tokens": prompt + choice.num_tokens,
+            "completion_tokens": choice.num_tokens,
+            "prompt_tokens_details": {"cached_tokens": choice.generation.num_cached_tokens},
+        }
 
     @staticmethod
     def usage(choices: Sequence[Choice], n: int) -> dict[str, Any]:

@@ -19,9 +19,9 @@ from .answers import Answer, Choice
 from .errors import ApiError, bad_request, error_body, handlers
 from .frontend import Frontend
 from .prompts import Prompts
-from .protocol import ChatBody, CompletionBody, DetokenizeBody, SamplingBody, TokenizeBody, decode
+from .protocol import MAX_BODY, ChatBody, CompletionBody, DetokenizeBody, SamplingBody, TokenizeBody, decode
 
-__all__ = ["make_app"]
+__all__ = ["make_app", "merge_streams"]
 
 _encode = msgspec.json.Encoder().encode
 
@@ -49,6 +49,7 @@ def make_app(
             yield
         finally:
             logging_task.cancel()
+            frontend.workers.close()
             await asyncio.to_thread(frontend.close)
 
     routes = [
@@ -111,12 +112,12 @@ class _Api:
     # ---- tokens
 
     async def tokenize(self, http: HttpRequest) -> Response:
-        body = decode(await http.body(), TokenizeBody)
+        body = decode(await _read(http), TokenizeBody)
         self._prompts.adapter(body.model)
         if (body.prompt is None) == (body.messages is None):
             raise bad_request("expected either 'prompt' or 'messages'")
         make = self._prompts.text_tokens if body.messages is None else self._prompts.chat_tokens
-        tokens = await asyncio.to_thread(make, body)
+        tokens = await self._frontend.workers.run(make, body)
         tokenizer = self._prompts.tokenizer
         assert tokenizer is not None
         return JSONResponse(
@@ -129,25 +130,25 @@ class _Api:
         )
 
     async def detokenize(self, http: HttpRequest) -> Response:
-        body = decode(await http.body(), DetokenizeBody)
+        body = decode(await _read(http), DetokenizeBody)
         tokenizer = self._prompts.tokenizer
         self._prompts.adapter(body.model)
         if tokenizer is None:
             raise bad_request("the engine has no tokenizer; give it one with --tokenizer")
         self._prompts.check_vocabulary(body.tokens, "tokens")
-        text = await asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
+        text = await self._frontend.workers.run(tokenizer.decode, body.tokens, skip_special_tokens=False)
         return JSONResponse({"prompt": text})
 
     # ---- generation
 
     async def completions(self, http: HttpRequest) -> Response:
-        body = decode(await http.body(), CompletionBody)
-        requests = await asyncio.to_thread(self._prompts.completion, body)
+        body = decode(await _read(http), CompletionBody)
+        requests = await self._frontend.workers.run(self._prompts.completion, body)
         return await self._generate(http, body, requests, "text", echo=bool(body.echo))
 
     async def chat(self, http: HttpRequest) -> Response:
-        body = decode(await http.body(), ChatBody)
-        request = await asyncio.to_thread(self._prompts.chat, body)
+        body = decode(await _read(http), ChatBody)
+        request = await self._frontend.workers.run(self._prompts.chat, body)
         return await self._generate(http, body, [request], "chat", echo=False)
 
     async def _generate(
@@ -198,6 +199,7 @@ class _Api:
             stop=stop,
             include_stop=body.include_stop_str_in_output,
             echo=self._prompts.text_of(request.prompt_token_ids) if echo else "",
+            only_echo=body.max_tokens == 0,
         )
 
     def _leave(self, choices: Sequence[Choice]) -> None:
@@ -216,10 +218,8 @@ class _Api:
         options = body.stream_options
         running = bool(options and options.continuous_usage_stats)
         try:
-            async for chunk in _merged([self._chunks(answer, choice) for choice in choices]):
-                if running:
-                    chunk["usage"] = answer.usage(choices, n)
-                yield _line(chunk)
+            async for line in merge_streams([self._lines(answer, choice, running) for choice in choices]):
+                yield line
             if options is not None and options.include_usage:
                 yield _line(answer.usage_chunk(choices, n))
         except ApiError as error:
@@ -228,42 +228,47 @@ class _Api:
             self._leave(choices)
         yield b"data: [DONE]\n\n"
 
-    async def _chunks(self, answer: Answer, choice: Choice) -> AsyncIterator[dict[str, Any]]:
+    async def _lines(self, answer: Answer, choice: Choice, running: bool) -> AsyncIterator[bytes]:
+        """Yield the lines of one choice; `running`: each with what the choice has used so far."""
         first = answer.begin(choice)
         if first is not None:
-            yield first
+            yield _line(first | {"usage": answer.running_usage(choice)} if running else first)
         async for token_ids in self._frontend.stream(choice.generation):
             text = choice.push(token_ids)
-            yield answer.chunk(choice, text, token_ids)
+            chunk = answer.chunk(choice, text, token_ids)
+            if running:
+                chunk["usage"] = answer.running_usage(choice)
+            yield _line(chunk)
             if choice.finish_reason:
                 return
 
 
-async def _merged(
-    streams: Sequence[AsyncIterator[dict[str, Any]]],
-) -> AsyncIterator[dict[str, Any]]:
-    """Yield what several streams give as it comes; an error of one ends all."""
-    if len(streams) == 1:
-        async for chunk in streams[0]:
-            yield chunk
-        return
-    queue: asyncio.Queue[dict[str, Any] | BaseException | None] = asyncio.Queue()
+async def merge_streams(streams: Sequence[AsyncIterator[bytes]]) -> AsyncIterator[bytes]:
+    """Yield what several streams give as it comes; an error of one ends all.
 
-    async def pump(stream: AsyncIterator[dict[str, Any]]) -> None:
+    Where nobody takes what they give the streams wait: their tokens gather, at no cost, until one line says them all.
+    """
+    if len(streams) == 1:
+        async for line in streams[0]:
+            yield line
+        return
+    queue: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(len(streams))
+
+    async def pump(stream: AsyncIterator[bytes]) -> None:
         try:
-            async for chunk in stream:
-                queue.put_nowait(chunk)
+            async for line in stream:
+                await queue.put(line)
         except Exception as error:
-            queue.put_nowait(error)
+            await queue.put(error)
         else:
-            queue.put_nowait(None)
+            await queue.put(None)
 
     tasks = [asyncio.create_task(pump(stream)) for stream in streams]
     try:
         left = len(tasks)
         while left:
             item = await queue.get()
-            if isinstance(item, BaseException):
+            if isinstance(item, Exception):
                 raise item
             if item is None:
                 left -= 1
@@ -294,6 +299,18 @@ async def _until_gone(http: HttpRequest) -> None:
         pass
 
 
+async def _read(http: HttpRequest) -> bytes:
+    """Return the body; raises ApiError for one past `MAX_BODY`, without keeping the rest of it."""
+    data = bytearray()
+    async for part in http.stream():
+        data += part
+        if len(data) > MAX_BODY:
+            raise ApiError(
+                f"the body has more than {MAX_BODY} bytes", status=413, kind="RequestEntityTooLargeError"
+            )
+    return bytes(data)
+
+
 def _copies(request: EngineRequest, n: int) -> list[EngineRequest]:
     """Return a request as often as its choices are wanted, under ids of their own."""
     if n == 1:
@@ -308,7 +325,10 @@ def _line(chunk: dict[str, Any]) -> bytes:
 def _rank(http: HttpRequest) -> int | None:
     """Return the rank that a router asks for in its header, as vLLM reads it."""
     text = http.headers.get("x-data-parallel-rank")
-    return int(text) if text is not None and text.isascii() and text.isdigit() else None
+    try:
+        return None if text is None else int(text)
+    except ValueError:  # what is no number asks for none; a number that is no rank is refused later
+        return None
 
 
 def _flag(http: HttpRequest, name: str) -> bool:

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from kvhash import KvHashError
 
-__all__ = ["ApiError", "bad_request", "error_body", "handlers"]
+__all__ = ["ApiError", "bad_request", "error_body", "handlers", "not_running"]
 
 
 class ApiError(Exception):
@@ -27,6 +27,11 @@ class ApiError(Exception):
 def bad_request(message: str, *, param: str | None = None) -> ApiError:
     """Return the error of a request that cannot be served."""
     return ApiError(message, param=param)
+
+
+def not_running(why: str | None = None) -> ApiError:
+    """Return the error of a server that takes no requests."""
+    return ApiError(why or "the engine is not running", status=503, kind="ServiceUnavailableError")
 
 
 def error_body(error: ApiError) -> dict[str, Any]:

@@ -17,8 +17,9 @@ import msgspec
 from ..metrics import EngineMetrics
 from ..report import EngineRequest, EngineStats, Output, StepReport
 from ..sampling import TokenLogprobs
-from .errors import ApiError, bad_request
+from .errors import ApiError, bad_request, not_running
 from .inbox import ReportInbox
+from .workers import Workers
 
 __all__ = ["Frontend", "Generation", "Rank"]
 
@@ -114,7 +115,7 @@ class Generation:
             if self.refused:
                 raise bad_request(self.error or "the request cannot be served")
             if self.stopped:
-                raise _not_running(self.error)
+                raise not_running(self.error)
             raise ApiError(self.error or "Internal server error", status=500, kind="InternalServerError")
         new = self.token_ids[self._read :]
         self._read = len(self.token_ids)
@@ -129,6 +130,8 @@ class Frontend:
         self, make_rank: Callable[[int, Callable[[StepReport], None]], Rank], metrics: EngineMetrics
     ) -> None:
         self.metrics = metrics
+        #: Where requests are made of bodies; draining lets nobody wait for them.
+        self.workers = Workers()
         self._inbox = ReportInbox(self._take)
         self._generations: dict[str, Generation] = {}
         #: Requests whose texts have ended: however the engine ends them, that is why.
@@ -161,7 +164,7 @@ class Frontend:
     def submit(self, request: EngineRequest, *, rank: int | None = None, whole: bool = False) -> Generation:
         """Give a request to `rank`, or to the one with the fewest; raises ApiError."""
         if not self.alive:
-            raise _not_running()
+            raise not_running()
         if request.request_id in self._generations:
             raise ApiError(f"a request {request.request_id!r} is running already", param="request_id")
         chosen = min(range(len(self.ranks)), key=self._in_flight.__getitem__) if rank is None else rank
@@ -190,7 +193,7 @@ class Frontend:
     async def reset_prefix_cache(self, *, reset_running_requests: bool, reset_external: bool) -> bool:
         """Reset every rank; True when all did. Raises ApiError when an engine is not there any more."""
         if not self.alive:
-            raise _not_running()
+            raise not_running()
         futures = [
             rank.reset_prefix_cache(
                 reset_running_requests=reset_running_requests, reset_external=reset_external
@@ -199,7 +202,7 @@ class Frontend:
         ]
         done = await asyncio.gather(*map(asyncio.wrap_future, futures), return_exceptions=True)
         if not self.alive:
-            raise _not_running()
+            raise not_running()
         return all(each is True for each in done)
 
     def log_stats(self) -> None:
@@ -212,6 +215,7 @@ class Frontend:
     async def drain(self, timeout: float) -> None:
         """Take no more requests, wait for those under way for `timeout` seconds, and end the rest."""
         self._draining = True
+        self.workers.close()  # what becomes a request only now would be refused
         if self._generations and timeout > 0:
             _log.info("waiting for %d requests for up to %g s", len(self._generations), timeout)
             try:
@@ -272,7 +276,3 @@ class Frontend:
             if generation.finished:
                 self.metrics.observe_times(rank, whole=now - generation.arrived)
                 self._forget(generation)
-
-
-def _not_running(why: str | None = None) -> ApiError:
-    return ApiError(why or "the engine is not running", status=503, kind="ServiceUnavailableError")

@@ -1,8 +1,8 @@
 """Brings the engines' step reports into one event loop, in order, and lets no engine run far ahead of its reader.
 
 An engine can step faster than a loop can tell its clients. Were every report a callback of its own, the loop's turns
-would grow with what has piled up, and in between it would answer nobody. Here a turn takes at most `LIMIT` reports,
-and an engine that far ahead waits.
+would grow with what has piled up, and in between it would answer nobody. Here a turn takes reports until it has used
+its share of time or outputs, everything else then has its turn, and an engine that is `LIMIT` reports ahead waits.
 """
 
 from __future__ import annotations
@@ -10,16 +10,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
+from collections import deque
 from collections.abc import Callable
 
 from ..report import StepReport
 
-__all__ = ["LIMIT", "ReportInbox"]
+__all__ = ["LIMIT", "TURN_OUTPUTS", "ReportInbox"]
 
 _log = logging.getLogger(__name__)
 
 #: Reports that may wait to be taken before the thread that brings one more has to wait.
 LIMIT = 64
+#: Outputs after which a turn takes no further report: those of a step of many requests, or of many steps of a few.
+TURN_OUTPUTS = 512
+#: Seconds after which it takes none either, where outputs are dear: the text of each may be searched for stop strings.
+_TURN_S = 0.005
 #: Seconds between two looks at whether the loop is still there, for one that waits.
 _LOOK_S = 1.0
 
@@ -31,7 +37,7 @@ class ReportInbox:
         self._take = take
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: int | None = None
-        self._reports: list[StepReport] = []
+        self._reports: deque[StepReport] = deque()
         self._scheduled = self._closed = False
         self._changed = threading.Condition()
 
@@ -71,12 +77,19 @@ class ReportInbox:
             self._scheduled = True
 
     def _hand_out(self) -> None:
-        with self._changed:
-            reports, self._reports = self._reports, []
-            self._scheduled = False
-            self._changed.notify_all()
-        for report in reports:
+        until, outputs = time.monotonic() + _TURN_S, 0
+        # What comes meanwhile belongs to a later turn: an engine in a hurry must not make this one longer.
+        for _ in range(len(self._reports)):
+            with self._changed:
+                report = self._reports.popleft()
             try:
                 self._take(report)
             except Exception:  # the reports behind it belong to others
                 _log.exception("a report of rank %d could not be taken in", report.rank)
+            outputs += len(report.outputs)
+            if outputs >= TURN_OUTPUTS or time.monotonic() >= until:
+                break
+        with self._changed:
+            self._scheduled = False
+            self._schedule()
+            self._changed.notify_all()

@@ -28,6 +28,8 @@ __all__ = ["Prompts"]
 _MAX_SEQUENCES = 4096
 #: A temperature below this is greedy, as in vLLM.
 _GREEDY_BELOW = 1e-5
+#: The likeliest tokens that may be asked for beside each: vLLM's default of --max-logprobs.
+_MAX_LOGPROBS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,10 @@ class Prompts:
             raise bad_request("best_of is not supported, other than as n", param="best_of")
         if body.echo and body.logprobs is not None:
             raise bad_request("echo with logprobs is not supported; ask for prompt_logprobs", param="echo")
+        if body.max_tokens == 0 and not body.echo:
+            raise bad_request(
+                "expected at least 1, or 0 with echo, got 0 - at $.max_tokens", param="max_tokens"
+            )
         prompts = decode_prompts(body.prompt)
         _check_sequences(body, len(prompts))
         requests = []
@@ -74,24 +80,29 @@ class Prompts:
                         "--tokenizer",
                         param="prompt",
                     )
-                tokens = list(self.tokenizer.encode_text(prompt, add_special_tokens=special).tokens)
+                at = "$.prompt" if len(prompts) == 1 else f"$.prompt[{i}]"
+                encoded = self.tokenizer.encode_text(
+                    prompt, add_special_tokens=special, max_model_len=self.options.max_model_len, at=at
+                )
+                tokens = list(encoded.tokens)
             else:
                 tokens = prompt
-            max_tokens = 16 if body.max_tokens is None else body.max_tokens
+            # As in vLLM one that only echoes makes one token, which its text leaves out and its usage counts.
+            max_tokens = 16 if body.max_tokens is None else max(body.max_tokens, 1)
             requests.append(self._request(body, tokens, f"cmpl-{_id(body)}-{i}", max_tokens))
         return requests
 
     def chat(self, body: ChatBody) -> EngineRequest:
         """Return the request of a chat; raises ApiError or KvHashErrors."""
         _check_sequences(body, 1)
-        tokens = self.chat_tokens(body)
+        tokens = self.chat_tokens(body, max_model_len=self.options.max_model_len)
         max_tokens = body.max_completion_tokens or body.max_tokens
         if max_tokens is None:
             max_tokens = max(self.options.max_model_len - len(tokens), 1)
         return self._request(body, tokens, f"chatcmpl-{_id(body)}", max_tokens)
 
-    def chat_tokens(self, body: ChatBody | TokenizeBody) -> list[int]:
-        """Return the tokens of a chat as the template writes it."""
+    def chat_tokens(self, body: ChatBody | TokenizeBody, *, max_model_len: int | None = None) -> list[int]:
+        """Return the tokens of a chat as the template writes it; one that cannot fit is refused before it is."""
         if self.tokenizer is None:
             raise bad_request("the engine has no tokenizer, which a chat needs; give it one with --tokenizer")
         given = {name: value for name, value in msgspec.structs.asdict(body).items() if value is not None}
@@ -105,7 +116,8 @@ class Prompts:
             given["add_generation_prompt"] = False
         given.setdefault("chat_template", self.chat_template)
         given.pop("cache_salt", None)
-        return list(tokens_from_openai(given, self.tokenizer)[0].tokens)
+        (chat,) = tokens_from_openai(given, self.tokenizer, max_model_len=max_model_len)
+        return list(chat.tokens)
 
     def text_tokens(self, body: TokenizeBody) -> list[int]:
         """Return the tokens of a text."""
@@ -229,12 +241,22 @@ def _sampling(body: SamplingBody) -> dict[str, Any]:
     """Return the sampling parameters that a body gives; raises InvalidRequestError."""
     names = ("temperature", "top_p", "top_k", "min_p", "seed")
     given = {name: value for name in names if (value := getattr(body, name)) is not None}
+    if isinstance(body, ChatBody) and body.top_logprobs and not body.logprobs:
+        raise bad_request("when using `top_logprobs`, `logprobs` must be set to true", param="top_logprobs")
+    for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
+        asked = getattr(body, name, None)
+        if type(asked) is int and not -1 < asked <= _MAX_LOGPROBS:
+            wanted = "those of the whole vocabulary" if asked < 0 else asked
+            raise bad_request(
+                f"expected at most {_MAX_LOGPROBS} log-probabilities a token, got {wanted} - at $.{name}",
+                param=name,
+            )
     if isinstance(body, CompletionBody):
         given["logprobs"] = body.logprobs
     elif isinstance(body, ChatBody) and body.logprobs:
         given["logprobs"] = body.top_logprobs or 0
     if body.prompt_logprobs is not None:
-        given["prompt_logprobs"] = max(body.prompt_logprobs, 0)
+        given["prompt_logprobs"] = body.prompt_logprobs
     SamplingParams(**given)
     return given
 

@@ -14,6 +14,7 @@ from msgspec import Meta
 from .errors import ApiError, bad_request
 
 __all__ = [
+    "MAX_BODY",
     "ChatBody",
     "CompletionBody",
     "DetokenizeBody",
@@ -24,6 +25,8 @@ __all__ = [
     "decode_prompts",
 ]
 
+#: Bytes of a body: some million token ids, or a longer text; past it nothing is read on.
+MAX_BODY = 64 << 20
 _T = TypeVar("_T")
 _Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 _Count = Annotated[int, Meta(ge=0)]
@@ -74,9 +77,13 @@ class SamplingBody(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionBody(SamplingBody, frozen=True, kw_only=True):
-    """``POST /v1/completions``. ``prompt`` is read by `decode_prompts`, ``prompt_embeds`` as request lines have it."""
+    """``POST /v1/completions``. ``prompt`` is read by `decode_prompts`, ``prompt_embeds`` as request lines have it.
+
+    ``max_tokens`` may be 0 with ``echo``.
+    """
 
     prompt: msgspec.Raw = msgspec.Raw()
+    max_tokens: _Count | None = None
     prompt_embeds: dict[str, Any] | None = None
     echo: bool | None = False
     logprobs: _Count | None = None

@@ -7,8 +7,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from engine_ref.report import EngineStats, StepReport
-from engine_ref.server.inbox import LIMIT, ReportInbox
+import pytest
+
+from engine_ref.report import EngineStats, Output, StepReport
+from engine_ref.server.inbox import LIMIT, TURN_OUTPUTS, ReportInbox
 
 from ..waiting import DEADLINE_S, wait_for
 
@@ -77,6 +79,54 @@ def test_an_engine_cannot_run_away_from_its_reader() -> None:
     asyncio.run(main())
     assert max(turns) <= LIMIT
     assert taken == list(range(10 * LIMIT))
+
+
+@pytest.mark.parametrize("size", [1, 200, TURN_OUTPUTS, 3 * TURN_OUTPUTS])
+def test_the_loop_has_its_turn_after_a_bounded_number_of_outputs(size: int) -> None:
+    """However many outputs a report holds, a turn begins no report once it has handed out `TURN_OUTPUTS` of them."""
+    taken: list[int] = []
+    turns: list[int] = []
+    outputs = [Output(str(number), [number]) for number in range(size)]
+
+    async def main() -> None:
+        inbox = ReportInbox(lambda each: taken.append(each.rank))
+        inbox.open()
+        for number in range(2 * LIMIT):
+            inbox.put(StepReport(number, outputs, EngineStats()))
+        while len(taken) < 2 * LIMIT:
+            before = len(taken)
+            await asyncio.sleep(0)
+            turns.append(len(taken) - before)
+
+    asyncio.run(main())
+    assert max(turns) <= -(-TURN_OUTPUTS // size)
+    assert taken == list(range(2 * LIMIT))
+
+
+def test_the_loop_has_its_turn_when_outputs_are_dear() -> None:
+    """A report that takes long to take in ends the turn, however few outputs it holds."""
+    taken: list[int] = []
+    turns: list[int] = []
+
+    def take(each: StepReport) -> None:
+        end = time.monotonic() + 0.006
+        while time.monotonic() < end:
+            pass
+        taken.append(each.rank)
+
+    async def main() -> None:
+        inbox = ReportInbox(take)
+        inbox.open()
+        for number in range(10):
+            inbox.put(report(number))
+        while len(taken) < 10:
+            before = len(taken)
+            await asyncio.sleep(0)
+            turns.append(len(taken) - before)
+
+    asyncio.run(main())
+    assert max(turns) == 1
+    assert taken == list(range(10))
 
 
 def test_the_loop_itself_never_waits() -> None:

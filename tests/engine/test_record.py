@@ -134,6 +134,35 @@ def test_output_file_is_whole_or_absent(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["requests"][0]["prompt"] == [1]
 
 
+@pytest.mark.parametrize("data", ["", "\n", " \n\n"])
+def test_nothing_to_record_is_said(tmp_path: Path, data: str) -> None:
+    """A file without a line ends with exit code 2 and leaves no capture, from a file as from stdin."""
+    path, output = tmp_path / "requests.jsonl", tmp_path / "capture.json"
+    path.write_text(data)
+    for done in (run_here("record", str(path), "-o", str(output)), run_here("record", "-", data=data)):
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "no request" in done.stderr
+    assert not output.exists()
+
+
+def test_an_output_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the file that was asked for, not the temporary one, and nothing is left behind."""
+    path = tmp_path / "nowhere" / "x.json"
+    done = run_here("record", "-", "-o", str(path), data='{"tokens":[1]}')
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{path}: its folder does not exist" in done.stderr
+
+    def refuse(*_: object) -> None:
+        raise OSError(28, "No space left on device", "/some/.temporary")
+
+    monkeypatch.setattr("engine_ref.record_cmd.os.replace", refuse)
+    done = run_here("record", "-", "-o", str(tmp_path / "y.json"), data='{"tokens":[1]}')
+    assert done.returncode == 2
+    assert f"cannot write {tmp_path / 'y.json'}: No space left" in done.stderr
+    assert "temporary" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("name", ["block_size", "decode_context_parallel_size"])
 @pytest.mark.parametrize("value", [0, -4, "x", True, 1.5, None])
 def test_sizes_of_the_first_line_are_checked(name: str, value: object) -> None:
@@ -151,6 +180,10 @@ def test_sizes_of_the_first_line_are_checked(name: str, value: object) -> None:
         ("[]", 2, "line 2"),
         ('{"tokens":"x"}', 2, "line 2"),
         ('{"tokens":[]}', 2, "at least one token"),
+        ('{"reset":5}', 2, "line 2"),
+        ('{"reset":1}', 2, "$.reset"),
+        ('{"reset":false}', 2, "$.reset"),
+        ('{"reset":true,"tokens":[1]}', 2, "$.reset"),
         ('{"tokens":[1],"max_tokens":0}', 2, "$.max_tokens"),
         ('{"tokens":[1],"max_token":1}', 2, "max_token"),
         ('{"tokens":[1],"block_size":8}', 2, "$.block_size"),

@@ -23,7 +23,7 @@ from engine_ref.scheduler import SchedulerConfig
 from engine_ref.spec import FullAttentionSpec
 from engine_ref.trace import play_trace
 from engine_ref.trace_scheduler import play_run
-from kvhash import BlockHasher
+from kvhash import BlockHasher, InvalidRequestError
 
 DATA = Path(__file__).parent.parent / "data"
 CAPTURES = sorted((DATA / "captures").glob("vllm-*.json"))
@@ -188,3 +188,100 @@ def test_trace_command_refuses_what_it_cannot_play(data: bytes, code: int, says:
     assert (done.returncode, done.stdout) == (code, b"")
     assert says in done.stderr
     assert b"Traceback" not in done.stderr
+
+
+_DELETE = object()
+
+
+def _changed(record: dict[str, Any], path: tuple[str | int, ...], value: Any) -> dict[str, Any]:
+    """Return a copy with one value, deep inside, replaced or taken out."""
+    copy = json.loads(json.dumps(record))
+    inside = copy
+    for step in path[:-1]:
+        inside = inside[step]
+    if value is _DELETE:
+        del inside[path[-1]]
+    else:
+        inside[path[-1]] = value
+    return copy
+
+
+def _place(path: tuple[str | int, ...]) -> str:
+    return "$" + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+
+
+_STEP = next(i for i, op in enumerate(TRACES[0]["ops"]) if op.get("append"))
+_FREE = next(i for i, op in enumerate(TRACES[0]["ops"]) if op["op"] == "free")
+_ADDED = next(i for i, step in enumerate(RUNS[0]["steps"]) if step["added"])
+
+
+_PARTS: dict[str, list[tuple[str | int, ...]]] = {
+    "traces": [
+        ("ops",),
+        ("ops", 0),
+        ("ops", 0, "op"),
+        ("ops", 0, "id"),
+        ("ops", 0, "tokens"),
+        ("ops", 0, "tokens", 3),
+        ("ops", 0, "num_new_tokens"),
+        ("ops", _STEP, "append"),
+        ("ops", _STEP, "append", 0),
+        ("ops", _STEP, "num_new_tokens"),
+        ("ops", _FREE, "id"),
+        ("groups",),
+        ("groups", 0),
+        ("groups", 0, "block_size"),
+        ("num_blocks",),
+        ("hash_block_size",),
+        ("scheduler_block_size",),
+        ("use_eagle",),
+        ("algo",),
+    ],
+    "runs": [
+        ("steps",),
+        ("steps", 1),
+        ("steps", _ADDED, "added"),
+        ("steps", _ADDED, "added", 0),
+        ("steps", 1, "drafts"),
+        ("requests",),
+        ("requests", 0),
+        ("requests", 0, "id"),
+        ("requests", 0, "prompt"),
+        ("requests", 0, "prompt", 1),
+        ("requests", 0, "outputs", 1),
+        ("requests", 0, "max_tokens"),
+        ("config",),
+        ("config", "block_size"),
+        ("config", "num_blocks"),
+        ("config", "policy"),
+        ("config", "async_scheduling"),
+    ],
+}
+
+
+@pytest.mark.parametrize("value", [5, None, "x", [{}]], ids=str)
+@pytest.mark.parametrize("kind", ["traces", "runs"])
+def test_a_recording_that_is_no_object_is_named(kind: str, value: Any) -> None:
+    """A trace or run that is a number, a text or a list is said to be none."""
+    with pytest.raises(InvalidRequestError, match="expected an object, got") as caught:
+        (play_trace if kind == "traces" else play_run)(value, at=f"$.{kind}[3]")
+    assert caught.value.at == f"$.{kind}[3]"
+
+
+@pytest.mark.parametrize(
+    "value", [None, -5.5, {1.5: 1}, _DELETE], ids=["null", "number", "object", "nothing"]
+)
+@pytest.mark.parametrize(("kind", "path"), [(kind, path) for kind, paths in _PARTS.items() for path in paths])
+def test_a_wrong_part_of_a_recording_is_named_with_its_place(
+    kind: str, path: tuple[str | int, ...], value: Any
+) -> None:
+    """Whatever part is missing or of another type, the error says where in the file, in no words of Python's."""
+    if (value is _DELETE and isinstance(path[-1], int)) or path == ("use_eagle",):
+        value = "x"  # what may be absent, or is one of many, can only be wrong
+    data = _changed((TRACES if kind == "traces" else RUNS)[0], path, value)
+    with pytest.raises(InvalidRequestError) as caught:
+        (play_trace if kind == "traces" else play_run)(data, at=f"$.{kind}[3]")
+    place = f"$.{kind}[3]{_place(path)[1:]}"
+    inside = caught.value.at or ""
+    assert inside.startswith(place) or (value is _DELETE and place.startswith(f"{inside}."))
+    assert "object is not" not in str(caught.value)

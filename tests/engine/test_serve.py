@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -330,6 +332,35 @@ def test_interrupt_ends_it_as_ctrl_c_does(tmp_path: Path) -> None:
     with process(tmp_path / "log", *SMALL) as served:
         served.process.send_signal(signal.SIGINT)
         assert served.process.wait(DEADLINE_S) == 130
+        assert "Traceback" not in served.log.read_text()
+
+
+def post_raw(url: str, path: str, body: bytes, *, unsent: int = 0) -> socket.socket:
+    """Send a request over a bare socket, all but the last `unsent` bytes of it; the answer is left unread."""
+    raw = socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    raw.settimeout(DEADLINE_S)
+    raw.connect((httpx.URL(url).host, httpx.URL(url).port))
+    raw.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode())
+    raw.sendall(body[: len(body) - unsent])
+    return raw
+
+
+def test_no_client_keeps_the_server_from_ending(tmp_path: Path, tokenizer_folder: Path) -> None:
+    """A tokenizer at work for minutes, a client that never reads and one that never sends all delay no SIGTERM long."""
+    flags = ("--tokenizer", str(tokenizer_folder), "--num-gpu-blocks-override", "20000", *SMALL[:2], *QUIET)
+    stream = {"prompt": [1] * 9, "max_tokens": 2000, "n": 32, "stream": True}
+    with process(tmp_path / "log", *flags) as served, contextlib.ExitStack() as stack:
+        for path, body, unsent in (
+            ("/tokenize", json.dumps({"prompt": "x" * 40_000_000}).encode(), 0),
+            ("/v1/completions", json.dumps(stream).encode(), 0),
+            ("/v1/completions", json.dumps(stream).encode(), 5),
+        ):
+            stack.enter_context(post_raw(served.url, path, body, unsent=unsent))
+        wait_for(lambda: not idle_metrics(served), "the stream")
+        begun = time.monotonic()
+        assert served.terminate() == 0
+        assert time.monotonic() - begun < 20
         assert "Traceback" not in served.log.read_text()
 
 

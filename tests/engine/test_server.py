@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from transformers import PreTrainedTokenizerBase
 
 from engine_ref.model_info import ModelInfo
 from engine_ref.rank_process import RankProcess
@@ -19,6 +21,7 @@ from engine_ref.runner import NullRunner
 from engine_ref.sampling import TokenLogprobs
 from engine_ref.scheduler import StepPlan
 from engine_ref.server import Frontend
+from engine_ref.server.app import merge_streams
 from engine_ref.server.text import EngineTokenizer
 from kvhash import BlockHasher
 from kvhash.events.records import Batch
@@ -112,6 +115,44 @@ def test_stream_carries_all_tokens_then_usage_then_done(client: httpx.Client) ->
     assert '"usage"' not in client.post("/v1/completions", json=body).text
 
 
+def test_each_chunk_says_what_its_choice_has_used(client: httpx.Client) -> None:
+    """With continuous_usage_stats a chunk counts its own choice's prompt and tokens, up to that chunk; the last all."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = {"prompt": [[1, 2], [3, 4, 5]], "n": 2, "max_tokens": 6, "stream": True, "stream_options": options}
+    lines = client.post("/v1/completions", json=body).text.split("\n\n")
+    *chunks, last = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    made: Counter[int] = Counter()
+    for chunk in chunks:
+        (choice,) = chunk["choices"]
+        made[choice["index"]] += len(choice["token_ids"])
+        assert chunk["usage"]["prompt_tokens"] == (2, 2, 3, 3)[choice["index"]]
+        assert chunk["usage"]["completion_tokens"] == made[choice["index"]]
+        assert chunk["usage"]["total_tokens"] == chunk["usage"]["prompt_tokens"] + made[choice["index"]]
+    assert made == Counter(dict.fromkeys(range(4), 6))
+    assert (last["usage"]["prompt_tokens"], last["usage"]["completion_tokens"]) == (5, 24)
+
+
+def test_streams_that_nobody_reads_wait() -> None:
+    """Merged streams run no further ahead of their reader than a line or two each."""
+    given: Counter[int] = Counter()
+
+    async def stream(number: int) -> AsyncIterator[bytes]:
+        for _ in range(1000):
+            given[number] += 1
+            yield b"%d" % number
+
+    async def main() -> None:
+        merged = merge_streams([stream(number) for number in range(8)])
+        read = [await anext(merged)]
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert given.total() <= 3 * 8
+        read += [line async for line in merged]
+        assert Counter(read) == Counter({b"%d" % number: 1000 for number in range(8)})
+
+    asyncio.run(main())
+
+
 def test_several_prompts_and_choices(client: httpx.Client) -> None:
     """Each prompt gives `n` choices, in order; a prompt counts once in the usage."""
     answer = complete(client, prompt=[[1, 2], [3, 4, 5]], n=2, max_tokens=2)
@@ -171,6 +212,13 @@ def test_models_lists_the_adapters(client: httpx.Client) -> None:
         (b'{"prompt":[1],"stop":["a",""]}', "stop string"),
         (b'{"prompt":[1],"best_of":3}', "best_of"),
         (b'{"prompt":[1],"echo":true,"logprobs":0}', "echo with logprobs"),
+        (b'{"prompt":[1],"echo":false,"max_tokens":0}', "$.max_tokens"),
+        (b'{"prompt":[1],"echo":true,"max_tokens":-1}', "$.max_tokens"),
+        (b'{"prompt":[1],"logprobs":21}', "$.logprobs"),
+        (b'{"prompt":[1],"logprobs":1000}', "at most 20"),
+        (b'{"prompt":[1],"logprobs":-1}', "$.logprobs"),
+        (b'{"prompt":[1],"prompt_logprobs":21}', "$.prompt_logprobs"),
+        (b'{"prompt":[1],"prompt_logprobs":-1}', "$.prompt_logprobs"),
         (b'{"prompt":[1],"truncate_prompt_tokens":1}', "truncate_prompt_tokens"),
         (b'{"prompt":[1],"priority":1}', "priority"),
         (b'{"prompt":[1],"stop":"x"}', "--tokenizer"),
@@ -197,6 +245,33 @@ def test_unknown_paths_and_flags_are_said_too(client: httpx.Client) -> None:
     assert client.post("/reset_prefix_cache?reset_external=maybe").status_code == 400
     headers = {"X-data-parallel-rank": "3"}
     assert client.post("/v1/completions", json={"prompt": [1]}, headers=headers).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("rank", "status"),
+    [("0", 200), ("+0", 200), ("abc", 200), ("", 200), ("-1", 400), ("1", 400), ("99999", 400)],
+)
+def test_the_rank_header_is_read_as_vllm_reads_it(client: httpx.Client, rank: str, status: int) -> None:
+    """What is no number asks for no rank; a number that is no rank, a negative one too, is a 400 that names it."""
+    answer = client.post(
+        "/v1/completions", json={"prompt": [1], "max_tokens": 1}, headers={"X-data-parallel-rank": rank}
+    )
+    assert answer.status_code == status
+    assert status == 200 or f"rank {rank}" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_echo_alone_gives_the_prompt_back(client: httpx.Client, stream: bool) -> None:
+    """With max_tokens 0 the text is the prompt's; as in vLLM one token is made all the same, and counted."""
+    body = {"prompt": [5, 6, 7], "echo": True, "max_tokens": 0, "stream": stream}
+    if not stream:
+        answer = complete(client, **body)
+        assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == ("5 6 7 ", "length")
+        assert answer["usage"]["completion_tokens"] == 1
+        return
+    lines = client.post("/v1/completions", json=body).text.split("\n\n")
+    chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "5 6 7 "
 
 
 def test_reset_needs_dev_mode() -> None:
@@ -387,6 +462,13 @@ def test_stop_string_ends_the_text(chatty: httpx.Client) -> None:
             {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
             "only text parts",
         ),
+        ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 0}, "$.max_tokens"),
+        ("/v1/chat/completions", {"messages": MESSAGES, "top_logprobs": 2}, "`logprobs` must be set"),
+        (
+            "/v1/chat/completions",
+            {"messages": MESSAGES, "logprobs": True, "top_logprobs": 21},
+            "$.top_logprobs",
+        ),
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": 5}, "$.prompt"),
         ("/detokenize", {"tokens": ["a"]}, "$.tokens[0]"),
@@ -402,6 +484,82 @@ def test_bad_chat_and_text_are_400s(chatty: httpx.Client, path: str, body: Any, 
         return
     assert answer.status_code == 400
     assert says in answer.json()["error"]["message"]
+
+
+def called(calls: Any) -> dict[str, Any]:
+    """Return a chat whose assistant calls tools."""
+    return {"messages": [{"role": "assistant", "content": "x", "tool_calls": calls}]}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (called(5), "$.messages[0].tool_calls"),
+        (called(True), "$.messages[0].tool_calls"),
+        (called([5]), "$.messages[0].tool_calls[0]"),
+        (
+            called([{"function": {"name": "f", "arguments": "[" * 100_000}}]),
+            "$.messages[0].tool_calls[0].function.arguments",
+        ),
+        ({"messages": MESSAGES, "chat_template_kwargs": {"self": 1}}, "$.chat_template_kwargs.self"),
+        ({"messages": MESSAGES, "chat_template_kwargs": {"messages": 1}}, "$.chat_template_kwargs.messages"),
+        ({"messages": [{"role": "user"}], "continue_final_message": True}, "$.messages"),
+    ],
+)
+def test_no_chat_is_a_fault_of_the_server(chatty: httpx.Client, path: str, body: Any, says: str) -> None:
+    """Whatever a chat makes a template or a tokenizer raise, the client is told, with its place and no Python."""
+    answer = chatty.post(path, json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"]) == (400, "BadRequestError")
+    assert f"at {says}" in error["message"]
+    assert "keyword argument" not in error["message"]
+
+
+def test_template_kwargs_that_a_field_overrides_have_no_effect(chatty: httpx.Client) -> None:
+    """As in vLLM the flags of a request win over those among the template's variables."""
+    kwargs = {"add_generation_prompt": False, "continue_final_message": True, "documents": []}
+    bodies: list[dict[str, Any]] = [{}, {"chat_template_kwargs": kwargs}]
+    plain, given = (chatty.post("/tokenize", json={"messages": MESSAGES, **body}).json() for body in bodies)
+    assert plain["tokens"] == given["tokens"]
+
+
+@pytest.mark.parametrize(
+    ("path", "make"),
+    [
+        ("/v1/completions", lambda text: {"prompt": text}),
+        ("/v1/completions", lambda text: {"prompt": ["a", text]}),
+        ("/v1/chat/completions", lambda text: {"messages": [{"role": "user", "content": text}]}),
+    ],
+)
+def test_a_text_that_cannot_fit_is_never_tokenized(
+    chatty: httpx.Client, monkeypatch: pytest.MonkeyPatch, path: str, make: Any
+) -> None:
+    """A text of more characters than the model's tokens can have is refused at once; no tokenizer sees it."""
+    seen: list[int] = []
+    encode = PreTrainedTokenizerBase.encode
+
+    def counted(self: Any, text: str, **kwargs: Any) -> Any:
+        seen.append(len(text))
+        return encode(self, text, **kwargs)
+
+    monkeypatch.setattr(PreTrainedTokenizerBase, "encode", counted)
+    answer = chatty.post(path, json=make("x" * 5_000_000))
+    assert answer.status_code == 400
+    assert "maximum context length is 400 tokens" in answer.json()["error"]["message"]
+    assert max(seen, default=0) < 10
+
+
+def test_a_body_past_the_bound_is_a_413(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body with too many bytes is refused on every endpoint; one at the bound is read, and so is the next request."""
+    monkeypatch.setattr("engine_ref.server.app.MAX_BODY", 300_000)
+    good = b'{"prompt":[1],"max_tokens":1}'
+    assert client.post("/v1/completions", content=good.ljust(300_000)).status_code == 200
+    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+        answer = client.post(path, content=good.ljust(300_001))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, 413)
+        assert "300000 bytes" in answer.json()["error"]["message"]
+    assert complete(client, prompt=[1], max_tokens=1)
 
 
 class SureRunner(NullRunner):

@@ -119,6 +119,16 @@ def test_openai_bodies(tokenizer: Tokenizer, raw: Any) -> None:
     assert (open_end.text or "").endswith("fox")
 
 
+def called(calls: Any) -> dict[str, Any]:
+    """Return an assistant's message with tool calls."""
+    return {"role": "assistant", "content": "x", "tool_calls": calls}
+
+
+def call(arguments: Any) -> dict[str, Any]:
+    """Return a tool call."""
+    return {"type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
 @pytest.mark.parametrize(
     ("body", "where"),
     [
@@ -133,6 +143,26 @@ def test_openai_bodies(tokenizer: Tokenizer, raw: Any) -> None:
             {"messages": MESSAGES, "continue_final_message": True, "add_generation_prompt": True},
             "$.continue_final_message",
         ),
+        ({"messages": [called(5)]}, "$.messages[0].tool_calls"),
+        ({"messages": [called(True)]}, "$.messages[0].tool_calls"),
+        ({"messages": [called(0)]}, "$.messages[0].tool_calls"),
+        ({"messages": [called({"function": {"name": "f"}})]}, "$.messages[0].tool_calls"),
+        ({"messages": [called([5])]}, "$.messages[0].tool_calls[0]"),
+        ({"messages": [called([{"function": "f"}])]}, "$.messages[0].tool_calls[0]"),
+        ({"messages": [called([{"type": "custom", "function": {}}])]}, "$.messages[0].tool_calls[0]"),
+        ({"messages": [called([call("[" * 100_000)])]}, "$.messages[0].tool_calls[0].function.arguments"),
+        ({"messages": [called([call("{")])]}, "$.messages[0].tool_calls[0].function.arguments"),
+        ({"messages": [called([call("[]")])]}, "$.messages[0].tool_calls[0].function.arguments"),
+        ({"messages": [called([call(5)])]}, "$.messages[0].tool_calls[0].function.arguments"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "$.messages"),
+        ({"messages": MESSAGES, "tools": 5}, "$.tools"),
+        ({"messages": MESSAGES, "documents": 5}, "$.documents"),
+        ({"messages": MESSAGES, "chat_template": 5}, "$.chat_template"),
+        ({"messages": MESSAGES, "chat_template": "{{" + "(" * 50_000}, "$.messages"),
+        ({"messages": MESSAGES, "chat_template": "{{ messages[9].content.x }}"}, "$.messages"),
+        ({"messages": MESSAGES, "chat_template_kwargs": 5}, "$.chat_template_kwargs"),
+        ({"messages": MESSAGES, "chat_template_kwargs": {"tools": 5}}, "$.chat_template_kwargs.tools"),
+        ({"prompt": "\ud800"}, "$.prompt"),
         ({"messages": MESSAGES, "cache_salt": 7}, "$.cache_salt"),
         ({"prompt": [True]}, "$.prompt[0]"),
         ({"prompt": None}, "$.prompt"),
@@ -177,3 +207,98 @@ def test_without_the_extra_the_error_names_the_command() -> None:
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert shown.startswith("missing-dependency ")
     assert "pip install 'kvhash[tokenizer]'" in shown
+
+
+FLAGS_TEMPLATE = (
+    "{% for message in messages %}{{ message.content }}|{% endfor %}"
+    "{% generation %}{{ documents }}{% endgeneration %}|{{ tools }}|{{ thinking is defined }}|"
+    "{{ add_generation_prompt }}"
+)
+
+
+@pytest.mark.parametrize(
+    ("fields", "kwargs", "shown"),
+    [
+        ({}, {"add_generation_prompt": False, "continue_final_message": True}, "None|None|False|True"),
+        ({"add_generation_prompt": False}, {"add_generation_prompt": 5}, "None|None|False|False"),
+        ({}, {"documents": [{"text": "a"}]}, "[{'text': 'a'}]|None|False|True"),
+        ({"documents": [{"text": "b"}]}, {"documents": 5}, "[{'text': 'b'}]|None|False|True"),
+        ({"tools": [TOOL]}, {"tools": [{"own": 1}]}, "None|[{'own': 1}]|False|True"),
+        ({}, {"thinking": False}, "None|None|True|True"),
+        ({}, {"thinking": None}, "None|None|False|True"),
+        ({}, {"thinking": "auto", "tools": None, "documents": None}, "None|None|False|True"),
+        ({}, {"padding": 5, "return_dict": True, "return_tensors": "x", "other": 1}, "None|None|False|True"),
+    ],
+)
+def test_template_kwargs_are_merged_as_vllm_merges_them(
+    tokenizer: Tokenizer, fields: dict[str, Any], kwargs: dict[str, Any], shown: str
+) -> None:
+    """The flags and documents of the request win, the tools of the kwargs do, and what no template names is nothing."""
+    body = {"messages": MESSAGES[1:], **fields, "chat_template_kwargs": kwargs}
+    (chat,) = tokens_from_openai({**body, "chat_template": FLAGS_TEMPLATE}, tokenizer)
+    assert chat.text == "The quick brown fox|" + shown
+
+
+@pytest.mark.parametrize(
+    "name", ["self", "messages", "conversation", "chat_template", "tokenize", "tokenizer", "model_config"]
+)
+def test_a_template_kwarg_that_is_none_is_named(tokenizer: Tokenizer, name: str) -> None:
+    """What the template gets from elsewhere is refused by its name, without a word of Python's."""
+    body = {"messages": MESSAGES, "chat_template_kwargs": {name: "x"}}
+    with pytest.raises(InvalidRequestError) as caught:
+        tokens_from_openai(body, tokenizer)
+    assert caught.value.at == f"$.chat_template_kwargs.{name}"
+    assert "argument" not in str(caught.value)
+
+
+class Counting:
+    """A tokenizer of transformers that counts what it is asked to encode."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner, self.encoded = inner, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def encode(self, *args: Any, **kwargs: Any) -> Any:
+        """Count, then encode."""
+        self.encoded += 1
+        return self._inner.encode(*args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("make", "where"),
+    [
+        (lambda text: {"prompt": text}, "$.prompt"),
+        (lambda text: {"prompt": [text, "a"]}, "$.prompt[0]"),
+        (lambda text: {"messages": [{"role": "user", "content": text}]}, "$.messages"),
+    ],
+)
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, make: Any, where: str
+) -> None:
+    """More characters than the longest tokens could hold never reach the tokenizer; as many as they hold do."""
+    counting = Counting(tokenizer._tokenizer)
+    monkeypatch.setattr(tokenizer, "_tokenizer", counting)
+    longest = max(map(len, counting.get_vocab()))
+    with pytest.raises(InvalidRequestError, match="maximum context length is 50") as caught:
+        tokens_from_openai(make("x" * (50 * longest + 1)), tokenizer, max_model_len=50)
+    assert (caught.value.at, counting.encoded) == (where, 0)
+    assert tokens_from_openai({"prompt": "x" * 50 * longest}, tokenizer, max_model_len=50)
+    assert tokens_from_openai(make("x" * (50 * longest + 1)), tokenizer)
+
+
+@pytest.mark.parametrize("make", [lambda: {"prompt": "a"}, lambda: {"messages": MESSAGES}])
+@pytest.mark.parametrize("kind", [RuntimeError, RecursionError, type("PanicException", (BaseException,), {})])
+def test_whatever_a_tokenizer_raises_is_a_typed_error(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, make: Any, kind: type[BaseException]
+) -> None:
+    """A tokenizer that fails over its input, or panics, ends in the one error for it."""
+
+    class Failing(Counting):
+        def encode(self, *args: Any, **kwargs: Any) -> Any:
+            raise kind("no")
+
+    monkeypatch.setattr(tokenizer, "_tokenizer", Failing(tokenizer._tokenizer))
+    with pytest.raises(TokenizerError, match="the tokenizer refuses the text"):
+        tokens_from_openai(make(), tokenizer)
