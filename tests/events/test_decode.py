@@ -193,15 +193,20 @@ def test_a_too_deeply_nested_event_does_not_lose_its_batch() -> None:
     assert batch.data_parallel_rank == 0
 
 
-@pytest.mark.parametrize("place", ["extra_keys", "later", "list", "key"])
+@pytest.mark.parametrize("place", ["extra_keys", "map in extra_keys", "later", "list", "key"])
 @pytest.mark.parametrize("past", [False, True])
 def test_the_bound_of_nesting_is_the_same_everywhere(place: str, past: bool) -> None:
     """128 arrays and maps within each other are read, one more is not, whatever an interpreter could follow."""
-    outer = 2 if place == "extra_keys" else 1  # what the event itself and its field nest
+    outer = {"extra_keys": 2, "map in extra_keys": 4}.get(
+        place, 1
+    )  # what the event itself and its field nest
     deep = b"\x91" * (128 - outer + past) + b"\xc0"
     fields = {"type": "BlockStored", "block_hashes": [1], "parent_block_hash": None, "token_ids": [1, 2]}
     event = pack({**fields, "block_size": 2, "lora_id": None})
-    name = {"extra_keys": b"\xaaextra_keys\x91", "later": b"\xa5later"}.get(place, b"")
+    keys = b"\xaaextra_keys\x91"
+    name = {"extra_keys": keys, "map in extra_keys": keys + b"\x91\x81\xa1k", "later": b"\xa5later"}.get(
+        place, b""
+    )
     event = bytes([event[0] + 1]) + event[1:] + name + deep
     if place == "list":
         event = b"\x92\xa5Later" + deep

@@ -173,6 +173,8 @@ def _tuples(value: Any, depth: int = 1) -> Any:
         if depth >= MAX_DEPTH:
             raise RecursionError
         return tuple([_tuples(item, depth + 1) for item in value])
+    if isinstance(value, dict) and value_nests_past(value, MAX_DEPTH - depth):
+        raise RecursionError
     return value
 
 
