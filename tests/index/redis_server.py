@@ -2,47 +2,35 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 
-import pytest
 import redis
 import redis.cluster
 
+from ..interop.toolchain import need
 from ..ports import free_base
 from ..waiting import wait_for
-
-
-def program() -> str:
-    """Return the server's program; where there is none the test fails if everything is required, else is skipped."""
-    found = shutil.which("redis-server") or shutil.which("valkey-server")
-    if found is None:
-        message = "no redis-server or valkey-server: the shared index is not tested"
-        if os.environ.get("KVHASH_REQUIRE_ALL") == "1":
-            pytest.fail(message)
-        pytest.skip(message)
-    return found
 
 
 class RedisServer:
     """A server that can be stopped and started again, with or without what it held."""
 
     def __init__(self, *, cluster: bool = False) -> None:
-        self._program = program()
+        self._program = need("redis-server", "valkey-server")
         self._cluster = cluster
         self._folder = Path(tempfile.mkdtemp(prefix="kvhash-redis-"))
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
         if cluster:
             self.client().execute_command("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
-            deadline = time.monotonic() + 10
-            while b"cluster_state:ok" not in self.client().execute_command("CLUSTER", "INFO"):
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            wait_for(
+                lambda: b"cluster_state:ok" in self.client().execute_command("CLUSTER", "INFO"),
+                "the cluster to be whole",
+                seconds=10,
+            )
 
     def start(self) -> None:
         """Start it and wait until it answers."""
@@ -57,22 +45,18 @@ class RedisServer:
             "",
         ]
         if self._cluster:
-            # A node of a cluster needs a port; nobody connects to it.
-            options[1] = _free_port()
+            # A node of a cluster needs a port, and listens on its port plus 10,000 too; nobody connects to it.
+            options[1] = str(free_base(10_000))
             options += ["--cluster-enabled", "yes", "--bind", "127.0.0.1"]
         else:
             options += ["--appendonly", "yes", "--appendfsync", "no"]
         self._process = subprocess.Popen([self._program, *options], stdout=subprocess.DEVNULL)
-        deadline = time.monotonic() + 20
-        while True:
-            try:
-                self.client().ping()
-            except redis.exceptions.ConnectionError:
-                assert time.monotonic() < deadline
-                assert self._process.poll() is None, "the server has ended"
-                time.sleep(0.02)
-            else:
-                return
+        wait_for(self._is_up, "the server", seconds=20)
+
+    def _is_up(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, "the server has ended"
+        return _answers(self.client())
 
     def stop(self, *, forget: bool = False) -> None:
         """Stop it; `forget`: it will come back empty."""
@@ -94,26 +78,11 @@ class RedisServer:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _free_port() -> str:
-    import socket
-
-    with socket.socket() as probe:
-        # A cluster node listens on the port plus 10,000 too.
-        for _ in range(100):
-            probe.close()
-            probe = socket.socket()
-            probe.bind(("127.0.0.1", 0))
-            port: int = probe.getsockname()[1]
-            if port < 55_000:
-                return str(port)
-    raise AssertionError("no free port below 55,000")
-
-
 class RedisCluster:
     """Three nodes that share the slots of one cluster."""
 
     def __init__(self) -> None:
-        self._program = program()
+        self._program = need("redis-server", "valkey-server")
         self._folder = Path(tempfile.mkdtemp(prefix="kvhash-cluster-"))
         # A node listens on its port plus 10,000 too.
         base = free_base(1, 2, 10_000, 10_001, 10_002)

@@ -25,23 +25,10 @@ from .lines_program import (
     random_lines,
     run_lines,
 )
-from .toolchain import need
+from .toolchain import cargo, need
 
 pytestmark = pytest.mark.timeout(900)  # a cold release build takes minutes
 WORKSPACE = ROOT / "sdk" / "rust"
-
-
-def _cargo(*arguments: str) -> None:
-    done = subprocess.run(
-        [need("cargo"), *arguments],
-        cwd=WORKSPACE,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=800,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
 
 @pytest.fixture(scope="session")
@@ -66,18 +53,18 @@ def test_the_contract_table_is_the_python_one() -> None:
 def test_the_crate_is_formatted() -> None:
     """`cargo fmt --check` finds nothing."""
     need("cargo-fmt")
-    _cargo("fmt", "--all", "--check")
+    cargo(WORKSPACE, "fmt", "--all", "--check")
 
 
 def test_clippy_finds_nothing() -> None:
     """Clippy has no warning, in the crate, its program, its tests and its binding."""
     need("cargo-clippy")
-    _cargo("clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings")
+    cargo(WORKSPACE, "clippy", "--workspace", "--all-targets", "--quiet", "--", "-D", "warnings")
 
 
 def test_unit_and_documentation_tests_pass() -> None:
     """The crate's own tests pass, the examples of its documentation among them."""
-    _cargo("test", "--package", "kvhash", "--quiet")
+    cargo(WORKSPACE, "test", "--package", "kvhash", "--quiet")
 
 
 @pytest.mark.parametrize("release", RELEASES)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
 
-__all__ = ["need"]
+__all__ = ["cargo", "need"]
 
 
 def need(*names: str) -> str:
@@ -23,3 +25,17 @@ def need(*names: str) -> str:
     if os.environ.get("KVHASH_REQUIRE_ALL") == "1":
         pytest.fail(missing)
     pytest.skip(missing)
+
+
+def cargo(folder: Path, *arguments: str, timeout: float = 800) -> None:
+    """Run cargo in a crate's folder; fails with the end of what it said where it does not end well."""
+    done = subprocess.run(
+        [need("cargo"), *arguments],
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -17,7 +16,7 @@ from kvhash.events.encode import encode_batch
 from kvhash.events.publisher import Publisher
 from kvhash.events.schema import BlockStored, EventBatch
 
-from ..interop.toolchain import need
+from ..interop.toolchain import cargo
 from .other_programs import assert_follows_real_engines, running
 from .running import ROOT, wait_for
 
@@ -29,29 +28,16 @@ _PROMPT = list(range(49))
 _FLAGS = ["--hash-seed", "0", "--prefix-caching-hash-algo", "sha256_cbor"]
 
 
-def _cargo(*arguments: str) -> None:
-    done = subprocess.run(
-        [need("cargo"), *arguments],
-        cwd=CRATE,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-
-
 @cache
 def _program() -> Path:
-    _cargo("build", "--locked", "--quiet")
+    cargo(CRATE, "build", "--locked", "--quiet", timeout=500)
     return CRATE / "target" / "debug" / "kvhash-route"
 
 
 def test_rust_tests_pass() -> None:
     """The crate is formatted and its own tests pass: the Python router's decisions, and the index's rules."""
-    _cargo("fmt", "--check")
-    _cargo("test", "--locked", "--quiet")
+    cargo(CRATE, "fmt", "--check", timeout=500)
+    cargo(CRATE, "test", "--locked", "--quiet", timeout=500)
 
 
 def test_rust_program_follows_real_engines() -> None:
