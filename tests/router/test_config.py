@@ -146,6 +146,16 @@ def plan(body: dict[str, Any], **model: Any) -> Any:
         ({"prompt": [1, 2], "cache_salt": 3}, "invalid-salt"),
         ({"prompt": [1, 2], "prompt_logprobs": 1}, "prompt-logprobs"),
         ({"prompt_embeds": "AAAA"}, "prompt-embeds"),
+        ({"prompt": [1, 2], "prompt_embeds": ["AAAA"]}, "prompt-embeds"),
+        (
+            {"prompt": [1, 2], "multimodal": [{"identifier": "a", "offset": 0, "length": 2}]},
+            "multimodal: the items",
+        ),
+        ({"prompt": [1, 2], "mm_processor_kwargs": {"num_crops": 4}}, "multimodal: the engine's processor"),
+        ({"prompt": [1, 2], "media_io_kwargs": {"video": {}}}, "multimodal: the engine's processor"),
+        ({"prompt": [1, 2], "truncate_prompt_tokens": 1}, "truncated"),
+        ({"prompt": [1, 2], "truncate_prompt_tokens": 0}, "truncated"),
+        ({"messages": [{"role": "user", "content": "x"}], "reasoning_effort": "low"}, "reasoning-effort"),
         ({"input": "an embedding"}, "invalid-request"),
     ],
 )
@@ -194,6 +204,14 @@ def test_no_body_breaks_the_planning(body: dict[str, Any], hasher: PromptHasher)
 def hasher(tokenizer_folder: Path) -> PromptHasher:
     """Return the planner of a model with a tokenizer."""
     return PromptHasher("m", ModelConfig(hash=HashSettings(hash_seed="0"), tokenizer=str(tokenizer_folder)))
+
+
+def test_fields_that_say_nothing_leave_a_prompt_hashed() -> None:
+    """A null, an empty list or an empty object is as if the field were not there."""
+    nulls = dict.fromkeys(("prompt_embeds", "multimodal", "mm_processor_kwargs", "truncate_prompt_tokens"))
+    for said in (nulls, {"multimodal": [], "mm_processor_kwargs": {}, "reasoning_effort": None}):
+        made = plan({"prompt": [1, 2, 3, 4, 5], **said})
+        assert (made.unhashed, len(made.prompts[0].hashes)) == (None, 1)
 
 
 def test_several_prompts_are_hashed_each() -> None:

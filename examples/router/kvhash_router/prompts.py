@@ -21,6 +21,16 @@ from .config import ConfigError, ModelConfig
 __all__ = ["HashedPrompt", "Plan", "PromptHasher"]
 
 
+#: Fields of a request that change what is hashed, or which tokens the prompt has, in ways that only the engine knows:
+#: each with the reason. Given as null, or as an empty list or object, they say nothing.
+_ENGINE_ONLY = {
+    "prompt_embeds": "prompt-embeds: their bytes are hashed as the engine decodes them",
+    "multimodal": "multimodal: the items' identifiers are hashed with their blocks, not the tokens alone",
+    "mm_processor_kwargs": "multimodal: the engine's processor decides what is hashed",
+    "media_io_kwargs": "multimodal: the engine's processor decides what is hashed",
+    "truncate_prompt_tokens": "truncated: the engine cuts the prompt, and hashes what is left",
+}
+
 #: More output tokens than any request makes; larger numbers do not fit a float.
 _MOST_TOKENS = 1 << 40
 
@@ -132,8 +142,12 @@ def _max_tokens(body: Mapping[str, Any]) -> int | None:
 
 def _not_looked_up(body: Mapping[str, Any]) -> str | None:
     """Return why an engine would not use its prefix cache for this body, or why its keys are not known here."""
-    if body.get("prompt_embeds") is not None:
-        return "prompt-embeds: their bytes are hashed as the engine decodes them"
+    for name, reason in _ENGINE_ONLY.items():
+        value = body.get(name)
+        if value is not None and value != [] and value != {}:
+            return reason
+    if "messages" in body and body.get("reasoning_effort") is not None:
+        return "reasoning-effort: what the template gets of it depends on the engine's release and flags"
     if body.get("prompt_logprobs") is not None or (body.get("echo") and body.get("logprobs") is not None):
         return "prompt-logprobs: the engine computes the whole prompt for them"
     return None
