@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -9,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from kvhash import BlockHasher, KvHashError
 from kvhash._backend import native_module
 from kvhash._errors import UsageError
+from kvhash.events._errors import EventDecodeError
 from kvhash.events.decode import decode_batch
 from kvhash.events.encode import encode_batch
 from kvhash.events.records import BadMessage, Gap, Lost, Recovered, Restart, Stale
@@ -533,6 +536,23 @@ def test_hash_settings_that_do_not_verify_make_an_engine_unknown() -> None:
     assert index.knowledge("a").exact
 
 
+def test_sparse_stores_under_wrong_settings_make_an_engine_unknown() -> None:
+    """Of 40 blocks every second one is published, hashed with another seed: none fits anywhere, which is no trust."""
+    settings: dict[str, Any] = {
+        "vllm": "0.33.0",
+        "algorithm": "sha256_cbor",
+        "block_size": SIZE,
+        "hash_seed": "0",
+    }
+    tokens = tuple(range(SIZE * 40))
+    for seed, exact in (("0", True), ("1", False)):
+        hashes = BlockHasher(**{**settings, "hash_seed": seed}).chain(tokens).external()
+        event = stored(hashes[1::2], token_ids=tokens, extra_keys=(None,) * 20)
+        index = fed(event, settings={"a": EngineSettings(hashing=settings)})
+        assert index.knowledge("a").exact == exact
+        assert exact or index.knowledge("a").reasons == ("hash-unverified",)
+
+
 def test_reports_of_reuse_are_no_copies() -> None:
     """Where requests ask for full reports, a second store is none; copies cannot be known, so it is not EXACT."""
     settings = {"a": EngineSettings(reports_reuse=True)}
@@ -753,10 +773,79 @@ def test_any_number_of_tokens_is_answered(num_tokens: int) -> None:
         index.longest_prefix(H[:2], num_tokens=-1)
 
 
+def sealed(body: bytes) -> bytes:
+    """Return a snapshot with this body, as whoever writes one may."""
+    digest = hashlib.blake2b(body, digest_size=16).digest()
+    return msgspec.msgpack.encode({"format": "kvhash-index-2", "digest": digest, "body": body})
+
+
+def test_a_damaged_snapshot_is_refused() -> None:
+    """Each byte changed, and each cut: SnapshotError, and nothing changes."""
+    index = fed(stored(H[:3]))
+    data = index.snapshot()
+    for place in range(len(data)):
+        damaged = bytearray(data)
+        damaged[place] ^= 1
+        for bad in (bytes(damaged), data[:place]):
+            with pytest.raises(SnapshotError):
+                index.load(bad)
+    index.load(data)
+    assert len(index) == 3
+
+
+def test_a_snapshot_can_be_loaded_whatever_was_published() -> None:
+    """A window below 0 is kept as it came: it stops no later snapshot."""
+    index = fed(stored(H[:2], kv_cache_spec_sliding_window=-1))
+    other = ResidencyIndex()
+    other.load(index.snapshot())
+    assert len(other) == 2
+
+
+@pytest.mark.parametrize("name", [None, 5, b"a", "\ud800"])
+def test_an_engine_has_a_name(name: Any) -> None:
+    """What is no text is refused before anything is kept under it."""
+    index = fed(stored(H[:2]))
+    payload = encode_batch(EventBatch(1.0, (stored(H[:1]),)), drop_fields=True)
+    for call in (
+        lambda: index.apply_payloads(name, [payload]),
+        lambda: index.configure(name, EngineSettings()),
+        lambda: index.apply(name, EventBatch(1.0, ())),
+    ):
+        with pytest.raises(UsageError):
+            call()
+    assert list(index.longest_prefix(H[:2])) == ["a"]
+    index.snapshot()
+
+
+def test_a_payload_that_cannot_be_read_is_named_and_costs_exactness() -> None:
+    """The first bad one's place is said, those before it are applied, and the engine is DEGRADED."""
+    index = fed(stored(H[:1]))
+    good = encode_batch(batch(stored(H[1:2], parent=H[0])), drop_fields=True)
+    with pytest.raises(EventDecodeError) as caught:
+        index.apply_payloads("a", [good, b"\xff", good])
+    assert caught.value.at == "$[1]"
+    assert one(index, H[:2]).blocks == 2
+    assert "undecodable" in index.knowledge("a").reasons
+    assert index.stats()["bad_messages"] == 1
+    for wrong in (5, b"", [5], ["x"]):
+        with pytest.raises(UsageError):
+            index.apply_payloads("a", wrong)  # type: ignore[arg-type]
+
+
+def test_hashes_come_as_any_sequence() -> None:
+    """Lists, tuples, iterators, NumPy arrays, signed ones too: one answer."""
+    index = fed(stored(H[:3]))
+    for given in (tuple(H[:3]), iter(H[:3]), np.array(H[:3], dtype=np.uint64)):
+        assert one(index, given).blocks == 3
+    high = [(1 << 64) - 1, (1 << 64) - 2]
+    index = fed(stored(high))
+    assert one(index, np.array([-1, -2], dtype=np.int64)).blocks == 2
+
+
 def test_a_snapshot_of_wrong_types_is_refused_whole() -> None:
     """Wrong types anywhere, an unknown tier, depth without end: SnapshotError, and nothing changes."""
     index = fed(stored(H[:3]))
-    good = msgspec.msgpack.decode(index.snapshot())
+    good = msgspec.msgpack.decode(msgspec.msgpack.decode(index.snapshot())["body"])
 
     def changed(path: tuple[Any, ...], value: Any) -> bytes:
         copy = msgspec.msgpack.decode(msgspec.msgpack.encode(good))
@@ -764,7 +853,7 @@ def test_a_snapshot_of_wrong_types_is_refused_whole() -> None:
         for step in path[:-1]:
             at = at[step]
         at[path[-1]] = value
-        return msgspec.msgpack.encode(copy)
+        return sealed(msgspec.msgpack.encode(copy))
 
     rank = ("engines", "a", 0, 1)
     place = (*rank, "places", 0)

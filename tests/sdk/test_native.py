@@ -200,8 +200,14 @@ def test_numpy_arrays_are_taken_in_alike() -> None:
         numpy.array(5),
         numpy.array(["a"]),
         numpy.array([object()]),
+        numpy.datetime64(5, "s"),
+        numpy.timedelta64(5, "s"),
+        numpy.array([1, 2, 3, 4], "M8[s]"),
+        numpy.ma.array([1, 2, 3, 4], mask=[0, 1, 0, 0]),
+        numpy.ma.array([1, 2, 3, 4]),
     ]
     for form in forms:
+        assert _outcome(lambda: native.hash_batch([form])) == _outcome(lambda: pure.hash_batch([form])), form  # noqa: B023
         assert _outcome(lambda: native.hash_tokens(form)) == _outcome(lambda: pure.hash_tokens(form)), form  # noqa: B023
 
 

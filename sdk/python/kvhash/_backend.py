@@ -102,11 +102,18 @@ def take_tokens(engine: _native.Engine | None, tokens: TokenIds, *, at: str) -> 
     if engine is None:
         return normalize_tokens(tokens, at=at)
     module: Any = _import()[0]  # there, since the engine is its
-    taken = module.take_tokens(tokens)
+    taken = module.take_tokens(tokens) if is_plain(tokens) else None
     if taken is None:
         array = as_array(tokens)
         taken = None if array is None else module.take_tokens(array)
     return module.take_tokens(normalize_tokens(tokens, at=at)) if taken is None else taken
+
+
+def is_plain(tokens: Any) -> bool:
+    """Return whether an array's memory is its values: not where some are masked, or are dates."""
+    return type(tokens) is list or (
+        not hasattr(tokens, "mask") and getattr(getattr(tokens, "dtype", None), "kind", "i") in "iu"
+    )
 
 
 def as_array(tokens: Any) -> Any:

@@ -13,7 +13,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
-from ._backend import make_engine, start_chain, take_tokens
+from ._backend import is_plain, make_engine, start_chain, take_tokens
 from ._checks import TokenIds, check_int, check_text, normalize_tokens
 from ._errors import (
     FeatureNotInReleaseError,
@@ -174,7 +174,8 @@ class BlockHasher:
         if self._engine is not None and not (
             lora is not None or cache_salt is not None or multimodal is not None or prompt_embeds is not None
         ):
-            hashes: list[ChainValue] | None = self._engine.hash_tokens(tokens)
+            plain = is_plain(tokens)
+            hashes: list[ChainValue] | None = self._engine.hash_tokens(tokens) if plain else None
             if hashes is not None:
                 return hashes
         chain = self.chain(
@@ -198,7 +199,10 @@ class BlockHasher:
                 Chain(self, RequestKeys(), take_tokens(self._engine, prompt, at=f"$[{i}]")).block_hashes
                 for i, prompt in enumerate(prompts)
             ]
-        given = list(prompts)
+        given = [
+            prompt if is_plain(prompt) else normalize_tokens(prompt, at=f"$[{i}]")
+            for i, prompt in enumerate(prompts)
+        ]
         batch: list[list[ChainValue]] = self._engine.hash_batch(
             given,
             lambda i: normalize_tokens(given[i], at=f"$[{i}]"),

@@ -108,6 +108,8 @@ def decode_batch(payload: bytes) -> EventBatch:
     ``nested-too-deeply``, ``payload-too-large`` or ``invalid-batch``. Time and memory are bounded by the
     payload's length, whatever lengths it declares.
     """
+    if isinstance(payload, int):  # bytes() would make so many zeros of it
+        raise EventDecodeError("expected bytes, got an integer", at="$")
     data = bytes(payload)
     fast = _fast(data)
     return _careful_batch(data) if fast is None else fast

@@ -32,7 +32,7 @@ __all__ = ["Group", "Place", "RankMap", "check_block"]
 
 #: Why a block may be not derivable though the settings are right, or because they are wrong: where this is so of
 #: `_ENOUGH` blocks and not one was confirmed, nothing says that lookups can hit.
-_TELLING = ("extra-keys-unpublished", "block-size", "parent-mismatch", "unknown-parent")
+_TELLING = ("extra-keys-unpublished", "block-size", "parent-mismatch", "unknown-parent", "sparse-blocks")
 _ENOUGH = 16
 #: KV cache groups that one rank may have: an engine has a handful; who names ever new ones gets no more.
 _MAX_GROUPS = 64

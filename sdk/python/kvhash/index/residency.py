@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import threading
 import time
 from collections import Counter
@@ -14,6 +15,8 @@ import msgspec
 
 from kvhash._backend import native_module
 from kvhash._errors import DecodeError, UsageError
+from kvhash.block_hash import BlockHashView
+from kvhash.events._errors import EventDecodeError
 from kvhash.events.decode import decode_batch
 from kvhash.events.records import BadMessage, Batch, Gap, Lost, Record, Recovered, Restart, Stale
 from kvhash.events.schema import EventBatch, HashValue
@@ -24,7 +27,7 @@ from .types import DEFAULT_TIERS, EngineSettings, Knowledge, PrefixMatch, State
 
 __all__ = ["HotPrefix", "ResidencyIndex", "SnapshotError"]
 
-_FORMAT = "kvhash-index-1"
+_FORMAT = "kvhash-index-2"
 #: Batches that are applied before the bound is looked at.
 _AT_ONCE = 256
 _NEVER_HEARD = Knowledge(State.UNKNOWN, None, ("never-heard",))
@@ -108,7 +111,7 @@ class ResidencyIndex:
     @_alone
     def configure(self, engine: str, settings: EngineSettings) -> None:
         """Tell what events do not say of an engine; for what comes from now on. Best before its first event."""
-        self._settings[engine] = settings
+        self._settings[_name(engine)] = settings
         for rank in self._engines.get(engine, {}).values():
             rank.configure(settings)
 
@@ -126,10 +129,11 @@ class ResidencyIndex:
     def apply_payloads(self, engine: str, payloads: Iterable[bytes]) -> None:
         """Apply batches as they were published, in order: `decode_batch` and `apply` for each.
 
-        Where the native core is built this is the fast way in. Raises EventDecodeError for the first that is no batch;
-        those before it are applied.
+        Where the native core is built this is the fast way in. All are taken before the first is applied. Raises
+        UsageError for what is no bytes, and EventDecodeError for the first that is no batch, with its place: those
+        before it are applied, and the engine's ranks are DEGRADED (``undecodable``).
         """
-        todo = [bytes(payload) for payload in payloads]
+        todo = _payloads(payloads)
         fast = native_module() is not None and self._settings.get(engine, EngineSettings()).hashing is None
         at = 0
         while at < len(todo):
@@ -137,8 +141,19 @@ class ResidencyIndex:
             if fast and ranks:
                 at += self._apply_native(ranks, todo[at : at + _AT_ONCE])
             if at < len(todo):  # of a rank not heard of yet, or not to be read, or to be verified
-                self.apply(engine, decode_batch(todo[at]))
+                self.apply(engine, self._decoded(engine, todo[at], at))
                 at += 1
+
+    def _decoded(self, engine: str, payload: bytes, at: int) -> EventBatch:
+        try:
+            return decode_batch(payload)
+        except EventDecodeError as error:
+            with self._lock:
+                self._counts["bad_messages"] += 1
+                for rank in self._engines.get(engine, {}).values():  # who cannot be told
+                    rank.ledger.fault("undecodable", self._clock())
+            place = f"$[{at}]{(error.at or '$').removeprefix('$')}"
+            raise EventDecodeError(error.message, at=place, code=error.code) from None
 
     def _apply_native(self, ranks: dict[int | None, RankMap], payloads: list[bytes]) -> int:
         told = apply_payloads(ranks, payloads)  # without the lock
@@ -200,7 +215,9 @@ class ResidencyIndex:
         return True
 
     def _rank(self, engine: str, rank: int | None) -> RankMap:
-        ranks = self._engines.setdefault(engine, {})
+        ranks = self._engines.get(engine)
+        if ranks is None:
+            ranks = self._engines[_name(engine)] = {}
         if rank not in ranks:
             self._fleet = None
             ranks[rank] = make_rank_map(self.tiers, self._settings.get(engine, EngineSettings()))
@@ -248,6 +265,7 @@ class ResidencyIndex:
             if num_tokens < 0:
                 raise UsageError(f"a prompt has at least 0 tokens, got {num_tokens}", at="$.num_tokens")
             num_tokens = min(num_tokens, 1 << 62)
+        hashes = _hashes(hashes)
         if native_module() is not None:
             asked = None if engines is None else list(engines)
             found: dict[str, PrefixMatch] = self._all().longest_prefix(hashes, num_tokens, asked)
@@ -365,7 +383,8 @@ class ResidencyIndex:
             engine: [(number, rank.dump()) for number, rank in ranks.items()]
             for engine, ranks in self._engines.items()
         }
-        return msgspec.msgpack.encode({"format": _FORMAT, "counts": self._counts, "engines": engines})
+        body = msgspec.msgpack.encode({"counts": self._counts, "engines": engines})
+        return msgspec.msgpack.encode({"format": _FORMAT, "digest": _digest(body), "body": body})
 
     @_alone
     def load(self, data: bytes) -> None:
@@ -376,9 +395,12 @@ class ResidencyIndex:
         changes nothing.
         """
         try:
-            value = msgspec.msgpack.decode(data, type=_Snapshot)
-            if value.format != _FORMAT:
-                raise SnapshotError(f"expected a snapshot of form {_FORMAT!r}, got {value.format!r:.40}")
+            outer = msgspec.msgpack.decode(data, type=_Sealed)
+            if outer.format != _FORMAT:
+                raise SnapshotError(f"expected a snapshot of form {_FORMAT!r}, got {outer.format!r:.40}")
+            if outer.digest != _digest(outer.body):
+                raise SnapshotError("the snapshot is damaged: its digest is not that of its contents")
+            value = msgspec.msgpack.decode(outer.body, type=_Snapshot)
             counts = Counter[str](value.counts)
             engines: dict[str, dict[int | None, RankMap]] = {}
             for engine, ranks in value.engines.items():
@@ -418,14 +440,25 @@ class _DumpedRank(msgspec.Struct, forbid_unknown_fields=True):
     ledger: _DumpedLedger
     counts: dict[str, int]
     media: dict[str, _Count]
-    groups: list[tuple[int, dict[str, _Count], _Count, str | None, _Count | None, _Count | None]]
+    # Windows are as they were published, whatever they say.
+    groups: list[tuple[int, dict[str, _Count], _Count, str | None, int | None, int | None]]
     places: list[tuple[tuple[str, bool, int], list[tuple[int, int, int, bytes | None, bool]]]]
 
 
-class _Snapshot(msgspec.Struct, forbid_unknown_fields=True):
+class _Sealed(msgspec.Struct):
     format: str
+    digest: bytes = b""
+    body: bytes = b""
+
+
+class _Snapshot(msgspec.Struct, forbid_unknown_fields=True):
     counts: dict[str, int]
     engines: dict[str, list[tuple[int | None, _DumpedRank]]]
+
+
+def _digest(body: bytes) -> bytes:
+    """Return what a damaged body does not have; no proof of who wrote it."""
+    return hashlib.blake2b(body, digest_size=16).digest()
 
 
 def better_match(one: PrefixMatch, other: PrefixMatch) -> PrefixMatch:
@@ -448,6 +481,31 @@ def worst_knowledge(each: Sequence[Knowledge]) -> Knowledge:
         tuple(sorted({reason for one in each for reason in one.reasons})),
         min((one.as_of for one in each if one.as_of is not None), default=None),
     )
+
+
+def _name(engine: Any) -> str:
+    """Return an engine's name; raises UsageError for what is no text that can be kept."""
+    if isinstance(engine, str) and not any("\ud800" <= letter <= "\udfff" for letter in engine):
+        return engine
+    raise UsageError(f"expected an engine's name as text, got {engine!r:.40}", at="$.engine")
+
+
+def _payloads(payloads: Iterable[bytes]) -> list[bytes]:
+    if isinstance(payloads, (bytes, bytearray, memoryview, str)) or not isinstance(payloads, Iterable):
+        raise UsageError(f"expected a list of payloads, got {type(payloads).__name__}", at="$")
+    todo = []
+    for i, payload in enumerate(payloads):
+        if not isinstance(payload, (bytes, bytearray, memoryview)):
+            raise UsageError(f"expected a payload as bytes, got {type(payload).__name__}", at=f"$[{i}]")
+        todo.append(bytes(payload))
+    return todo
+
+
+def _hashes(hashes: Any) -> Sequence[HashValue]:
+    """Return a lookup's hashes as what can be walked again: arrays and iterators as lists."""
+    if isinstance(hashes, (list, tuple, BlockHashView)):
+        return hashes
+    return list(hashes.tolist() if hasattr(hashes, "tolist") else hashes)
 
 
 def _fullest(rank: RankMap) -> int:
