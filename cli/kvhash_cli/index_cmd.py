@@ -64,6 +64,8 @@ def index(output: str, query: str | None, max_blocks: int | None, prefixes: int,
     files = ["://" not in name for name in options["endpoints"]]
     if any(files) != all(files):
         raise UsageError("index files or live endpoints, not both at once", code="invalid-endpoint")
+    if prefixes < 0:
+        raise UsageError(f"--prefixes: expected 0 or more, got {prefixes}")
     if options["block_size"] is not None:
         check_block_size(options["block_size"])
     prompt = None if query is None else _prompt(query)

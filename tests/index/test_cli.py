@@ -137,6 +137,7 @@ def test_recorded_losses_show(tmp_path: Path) -> None:
         (["-", "--query", "[1]", "--algorithm", "md5"], 2, "unknown-algorithm"),
         (["-", "--block-size", "0"], 2, "invalid-block-size"),
         (["-", "--max-blocks", "0"], 2, "bound"),
+        (["-", "--prefixes", "-1"], 2, "--prefixes: expected 0 or more, got -1"),
         (["-", "--query", "[1]", "--algorithm", "sha256", "--vllm", "0.28.0"], 2, "unknown-root"),
     ],
 )

@@ -686,6 +686,16 @@ def test_hottest_prefixes_are_the_beginnings_that_prompts_share() -> None:
     assert hot == [(H[2], 3, 11, ("a", "b")), (51, 2, 2, ("a",))]
 
 
+def test_hottest_prefixes_are_as_many_as_asked_for() -> None:
+    """0 is none, a number is that many at most, and what is no number of prefixes is refused, not sliced by."""
+    index = fed(stored(H[:3]), stored([50, 51]))
+    assert [len(index.hottest_prefixes(limit)) for limit in (0, 1, 2, 1000)] == [0, 1, 2, 2]
+    wrong: Any
+    for wrong in (-1, None, 1.5, "2", True):
+        with pytest.raises(UsageError, match="at least 0"):
+            index.hottest_prefixes(wrong)
+
+
 def test_bad_options_are_refused() -> None:
     """A bound below 1, no tiers, sizes below 1."""
     for options in ({"max_blocks": 0}, {"tiers": {}}):

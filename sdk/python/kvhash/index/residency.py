@@ -35,6 +35,12 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
+def _check_limit(limit: object) -> None:
+    """Raise UsageError unless `limit` is a number of prefixes that can be shown: 0 or more."""
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
+        raise UsageError(f"expected a number of prefixes of at least 0, got {limit!r:.60}", at="$.limit")
+
+
 def _alone(
     method: Callable[Concatenate[ResidencyIndex, _P], _R],
 ) -> Callable[Concatenate[ResidencyIndex, _P], _R]:
@@ -332,7 +338,11 @@ class ResidencyIndex:
 
     @_alone
     def hottest_prefixes(self, limit: int = 10) -> list[HotPrefix]:
-        """Return the beginnings on which most blocks hang, over all engines' device tiers."""
+        """Return the beginnings on which most blocks hang, over all engines' device tiers: `limit` (0 or more) at most.
+
+        Raises UsageError for another `limit`.
+        """
+        _check_limit(limit)
         device = next(iter(self.tiers.values()))
         found: dict[int, HotPrefix] = {}
         for engine, ranks in self._engines.items():
