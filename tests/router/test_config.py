@@ -85,6 +85,10 @@ ENGINE: dict[str, Any] = {"url": "http://127.0.0.1:1"}
         ({"models": MODELS, "proxy": {"retries": -1}}, "$.proxy"),
         ({"models": MODELS, "health": {"failures": 0}}, "$.health"),
         ({"models": MODELS, "max_blocks": 0}, "$.max_blocks"),
+        *(
+            ({"models": MODELS, "index": index}, "$.index")
+            for index in ("http://x", "", "redis", "redis://h:abc", "redis://h?db=x")
+        ),
     ],
 )
 def test_wrong_configuration_is_refused_with_its_place(

@@ -424,11 +424,11 @@ def test_engines_come_and_go_with_the_file(fleet: list[EngineProcess], tmp_path:
     """The watched file adds, removes and re-adds engines; one that cannot be used changes nothing and is counted."""
     file = tmp_path / "router.json"
 
-    def write(*names: str) -> None:
+    def write(*names: str, **fields: Any) -> None:
         listed = [msgspec.to_builtins(one.config) for one in fleet if one.name in names]
         models = {"demo": {"hash": {"algorithm": "sha256_cbor", "hash_seed": "0"}}}
         temporary = tmp_path / "new"
-        temporary.write_text(json.dumps({"models": models, "engines": listed}))
+        temporary.write_text(json.dumps({"models": models, "engines": listed, **fields}))
         temporary.replace(file)
 
     write("e0")
@@ -441,6 +441,9 @@ def test_engines_come_and_go_with_the_file(fleet: list[EngineProcess], tmp_path:
         wait_for(lambda: running.where(prompt)["matched_tokens"] == {"e0": 192, "e1": 0}, "the blocks")
         file.write_text('{"models": {"demo": {"hash": {"algorithm": "md5"}}}}')
         wait_for(lambda: running.metric("kvhash_router_config_errors_total") == 1, "the refusal")
+        assert running_pair(running) == {"e0", "e1"}
+        write("e1", index="http://x")
+        wait_for(lambda: running.metric("kvhash_router_config_errors_total") == 2, "the index's refusal")
         assert running_pair(running) == {"e0", "e1"}
         write("e1")
         wait_for(lambda: running_pair(running) == {"e1"}, "e0 to go")

@@ -29,6 +29,7 @@ __all__ = [
     "ModelConfig",
     "ProxyConfig",
     "RouterConfig",
+    "check_index",
     "parse_engine_flag",
 ]
 
@@ -180,6 +181,8 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(f"two engines are named {twice!r}", at="$.engines")
         if self.max_blocks is not None and self.max_blocks < 1:
             raise ConfigError("expected at least 1 block", at="$.max_blocks")
+        if self.index is not None:
+            check_index(self.index)
         _check_policy(self.policy)
         proxy_times = (self.proxy.connect_timeout_s, self.proxy.read_timeout_s, self.proxy.stream_idle_s)
         if self.proxy.retries < 0 or min(proxy_times) <= 0:
@@ -280,6 +283,20 @@ def _check_hash(model: ModelConfig, at: str) -> None:
         except KvHashError as error:
             place = f"{at}.adapters.{name}"
             raise ConfigError(f"{error.message} (vLLM {contract.release})", at=place) from None
+
+
+def check_index(index: str) -> None:
+    """Raise ConfigError unless `index` is the address of a store that can be used here; connects to nothing."""
+    if not index.startswith(("redis://", "rediss://", "unix://")):
+        raise ConfigError(f"expected a redis:// address, got {index!r}", at="$.index")
+    try:
+        from redis.connection import parse_url
+    except ImportError:
+        raise ConfigError("a shared index needs the 'redis' package", at="$.index") from None
+    try:
+        parse_url(index)
+    except ValueError as error:
+        raise ConfigError(f"{index!r} is no address: {error}", at="$.index") from None
 
 
 def _check_policy(policy: Policy) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .config import ConfigError, RouterConfig
+from .config import RouterConfig, check_index
 from .residency import Residency
 
 __all__ = ["make_residency"]
@@ -14,14 +14,8 @@ def make_residency(config: RouterConfig) -> Residency:
         from kvhash.index import ResidencyIndex
 
         return Residency(ResidencyIndex(max_blocks=config.max_blocks))
-    if config.index.startswith(("redis://", "rediss://", "unix://")):
-        try:
-            from .shared_store import SharedStore
-        except ImportError:
-            raise ConfigError("a shared index needs the 'redis' package", at="$.index") from None
-        try:
-            store = SharedStore(config.index)
-        except ValueError as error:
-            raise ConfigError(f"{config.index!r} is no address: {error}", at="$.index") from None
-        return Residency(store, store=store)
-    raise ConfigError(f"expected a redis:// address, got {config.index!r}", at="$.index")
+    check_index(config.index)
+    from .shared_store import SharedStore
+
+    store = SharedStore(config.index)
+    return Residency(store, store=store)
