@@ -283,6 +283,16 @@ def test_whatever_a_client_sends_is_answered(caplog: pytest.LogCaptureFixture) -
     assert not [record for record in caplog.records if record.exc_info]
 
 
+def test_an_unknown_model_is_not_found_wherever_it_is_asked_for() -> None:
+    """A request that is passed on and one that only asks where it would go get the same error."""
+    with stubs(answers) as served, router(served) as running:
+        for path in ("/v1/completions", "/debug/residency"):
+            answer = running.client.post(path, json={"model": "nope", "prompt": [1, 2, 3]})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["type"], error["code"]) == (404, "NotFoundError", 404), path
+            assert "'nope' does not exist" in error["message"]
+
+
 @pytest.mark.parametrize("behaviour", [dies_within_an_event, ends_without_done])
 def test_stream_that_breaks_off_ends_with_an_error_event(behaviour: Any) -> None:
     """After the first byte nothing is retried: whole events, an error that OpenAI's clients raise, no end mark."""

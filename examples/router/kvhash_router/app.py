@@ -200,7 +200,7 @@ class _Own:
         name = body.get("model")
         served = self._router.config.model_of(name if isinstance(name, str) else None)
         if served is None:
-            return _bad(404, f"the model {name!r} does not exist")
+            return _bad(404, f"the model {name!r} does not exist", "NotFoundError")
         survey = await self._router.survey(*served, body, len(data))
         decision = self._router.choose(survey)
         if decision is None:
@@ -228,8 +228,8 @@ def _stamp(file: Path) -> tuple[int, int, int] | None:
     return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
-def _bad(status: int, message: str) -> Response:
-    error = {"message": message, "type": "BadRequestError", "param": None, "code": status}
+def _bad(status: int, message: str, kind: str = "BadRequestError") -> Response:
+    error = {"message": message, "type": kind, "param": None, "code": status}
     return JSONResponse({"error": error}, status_code=status)
 
 
