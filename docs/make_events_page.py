@@ -70,7 +70,8 @@ of a fleet and needs few of its fields takes `decode_raw` (in a loop: `decode = 
 the payload, checked as a whole, and fields, hashes and token ids are decoded when they are looked at; token ids are never copied
 unasked. It is a type beside `EventBatch` because that is msgspec's own, with msgspec's equality, `replace` and encoding, which a lazy type in
 its place would not have. Both read the same from every payload and refuse the same ones in the same words; `decode()` of a raw batch or
-event gives the other form. `benchmarks/bench_events.py` compares.
+event gives the other form. Their `repr` puts `Raw` before the decoded type's
+name: a `RawBatch` shows as `RawEventBatch(...)`, a `RawStored` as `RawBlockStored(...)`. `benchmarks/bench_events.py` compares.
 
 ```python
 from kvhash.events import RawStored, raw_decoder
