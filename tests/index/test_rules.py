@@ -842,6 +842,13 @@ def test_a_payload_that_cannot_be_read_is_named_and_costs_exactness() -> None:
             index.apply_payloads("a", wrong)  # type: ignore[arg-type]
 
 
+def test_engines_are_answered_in_the_order_in_which_they_were_asked() -> None:
+    """Known and unknown ones alike: who takes the first of equals gets the same in both forms."""
+    index = fed(stored(H[:2]))
+    index.apply("b", batch(stored(H[:2])))
+    assert list(index.longest_prefix(H[:2], ["z", "b", "y", "a"])) == ["z", "b", "y", "a"]
+
+
 def test_hashes_come_as_any_sequence() -> None:
     """Lists, tuples, iterators, NumPy arrays, signed ones too: one answer."""
     index = fed(stored(H[:3]))

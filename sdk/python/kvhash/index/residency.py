@@ -275,7 +275,7 @@ class ResidencyIndex:
         if native_module() is not None:
             asked = None if engines is None else list(engines)
             found: dict[str, PrefixMatch] = self._all().longest_prefix(hashes, num_tokens, asked)
-            return found
+            return found if asked is None else {engine: found[engine] for engine in asked}
         with self._lock:
             asked = list(self._engines) if engines is None else list(engines)
             return {engine: self._match(engine, hashes, num_tokens) for engine in asked}
