@@ -82,6 +82,8 @@ def index(output: str, query: str | None, max_blocks: int | None, prefixes: int,
     if not feed.seen:
         click.echo("no batch came; `kvevents doctor` says why that can be", err=True)
         raise click.exceptions.Exit(EXIT_CONNECT)
+    if prompt is not None:
+        _say_other_sizes(feed, prompt)
     show = _print_json if output == "jsonl" else _print_text
     show(feed, prefixes, {} if prompt is None else _matches(feed, prompt, options))
 
@@ -164,6 +166,18 @@ def _hashes(prompt: Mapping[str, Any], options: Mapping[str, Any], block_size: i
     settings.pop("lora_paths")
     request = HashRequest.of({**settings, **prompt})
     return request.chain().block_hashes
+
+
+def _say_other_sizes(feed: _Feed, prompt: Mapping[str, Any]) -> None:
+    """Say of which engines the query's own block size is not theirs: its hashes are then none of theirs."""
+    asked = prompt.get("block_size")
+    for engine, size in feed.sizes.items():
+        if asked is not None and asked != size:
+            click.echo(
+                f"{engine}: the query's block_size is {asked}, the engine's is {size}: nothing can match; "
+                "leave block_size out of the query",
+                err=True,
+            )
 
 
 def _matches(feed: _Feed, prompt: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, PrefixMatch]:

@@ -69,6 +69,16 @@ def test_wrong_settings_make_the_engine_unknown() -> None:
     assert "match" in out
 
 
+def test_a_query_of_another_block_size_is_said() -> None:
+    """A query that brings a block size which is not the engine's says so, not only that nothing matches."""
+    file = str(DATA / "captures" / "vllm-0.32.0-sha256_cbor.json")
+    settings = ["--vllm", "0.32.0", "--algorithm", "sha256_cbor"]
+    said = f"{file}: the query's block_size is 4, the engine's is 32"
+    assert said in run(file, "--query", '{"tokens":[1,2,3,4,5],"block_size":4}', *settings)[1]
+    for same in ('{"tokens":[1,2,3,4,5],"block_size":32}', "[1,2,3,4,5]"):
+        assert "block_size" not in run(file, "--query", same, *settings)[1]
+
+
 def test_a_live_engine() -> None:
     """Followed over sockets from its first batch: tiers apart, the hottest prefix, the prompt found."""
     hashes = HASHER.hash_tokens(TOKENS)
