@@ -290,11 +290,11 @@ def check_index(index: str) -> None:
     if not index.startswith(("redis://", "rediss://", "unix://")):
         raise ConfigError(f"expected a redis:// address, got {index!r}", at="$.index")
     try:
-        from redis.connection import parse_url
+        from redis import connection
     except ImportError:
         raise ConfigError("a shared index needs the 'redis' package", at="$.index") from None
     try:
-        parse_url(index)
+        connection.parse_url(index)  # type: ignore[no-untyped-call]
     except ValueError as error:
         raise ConfigError(f"{index!r} is no address: {error}", at="$.index") from None
 
