@@ -89,8 +89,11 @@ def _seed(first: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write all of it or nothing."""
+    """Write all of it or nothing; a pipe or a device, which must not be replaced, is written to as it is."""
     try:
+        if path.exists() and not path.is_file():
+            path.write_text(text)
+            return
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "w") as file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -143,6 +144,19 @@ def test_nothing_to_record_is_said(tmp_path: Path, data: str) -> None:
         assert (done.returncode, done.stdout) == (2, "")
         assert "no request" in done.stderr
     assert not output.exists()
+
+
+def test_an_output_that_is_a_pipe_stays_one(tmp_path: Path) -> None:
+    """It is written to, not replaced, and gets what standard output would."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert run_here("record", "-", "-o", str(pipe), data='{"tokens":[1]}').returncode == 0
+        assert json.loads(os.read(reader, 1 << 16))
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
 
 
 def test_an_output_that_cannot_be_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -273,6 +273,21 @@ def test_export_jsonl(tmp_path: Path) -> None:
     assert lines[2]["error"]["code"] == "invalid-msgpack"
 
 
+def test_an_export_into_a_pipe_leaves_the_pipe(tmp_path: Path) -> None:
+    """What is no file is written to, not replaced: a device's name would be gone for everybody."""
+    path, pipe = tmp_path / "r", tmp_path / "pipe"
+    write(path, FRAMES[:1])
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert export_jsonl(Recording(path), pipe) == 1
+        assert json.loads(os.read(reader, 1 << 16))["seq"] == 0
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["pipe", "r", "r.idx"]
+
+
 def test_export_parquet(tmp_path: Path) -> None:
     """One row an event, the same events as in the recording, written in several groups."""
     if os.environ.get("KVHASH_REQUIRE_ALL") == "1":

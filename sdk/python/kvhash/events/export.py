@@ -162,8 +162,14 @@ def _json(value: Any) -> Any:
 
 @contextmanager
 def _whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Give a file beside `path` to write; it replaces `path` when all went well, else it is gone."""
+    """Give a file beside `path` to write; it replaces `path` when all went well, else it is gone.
+
+    A pipe or a device is written to as it is: it would be gone if it were replaced.
+    """
     target = Path(path)
+    if target.exists() and not target.is_file():
+        yield target
+        return
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     os.close(handle)
     try:
