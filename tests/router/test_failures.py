@@ -585,6 +585,7 @@ def test_store_that_stops_costs_hits_and_no_request() -> None:
         wait_for(lambda: running.where(PROMPT)["basis"] == "load", "the fall back")
         for i in range(20):
             assert running.complete([i, *PROMPT]).status_code == 200
+        # An engine that got none of them, and so has no record that the store refused, is learned again too.
         assert running.state(engine)["knowledge"] == "unknown"
         assert running.state(engine)["reason"] == "store-unavailable"
         assert running.metric("kvhash_router_store_up") == 0

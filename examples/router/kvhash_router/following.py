@@ -150,12 +150,12 @@ class EngineFollower:
                 record = subscriber.poll(0.25)
                 if record is not None:
                     self._take(record, writing)
-                if self._residency.shared and time.monotonic() > held_at + _LEASE_CHECK_S:
+                if time.monotonic() > held_at + _LEASE_CHECK_S:
                     if self._residency.hold(self.engine.name) != writing:
                         return  # from now on, or no longer, this router writes
                     if writing and self._residency.lost(self.engine.name):
                         _log.warning(
-                            "the shared index lost what engine %s holds, it is read again", self.engine.name
+                            "the index lost what engine %s holds, it is read again", self.engine.name
                         )
                         return
                     held_at = time.monotonic()

@@ -121,6 +121,8 @@ class Residency:
         )
         self._down_since: float | None = None
         self._asked_at = 0.0
+        self._outages = 0
+        self._begun: dict[str, int] = {}
         #: How often the store did not answer.
         self.store_failures = 0
 
@@ -138,6 +140,7 @@ class Residency:
             self._asked_at = self._clock()
             if self._down_since is None:
                 self._down_since = time.time()
+                self._outages += 1
                 _log.warning("the shared index does not answer, load alone decides: %s", error)
             raise
         if self._down_since is not None:
@@ -164,18 +167,25 @@ class Residency:
         return True if store is None else bool(self._call(lambda: store.hold(engine)))
 
     def lost(self, engine: str) -> bool:
-        """Return whether the store has lost what this router wrote for an engine."""
-        return self._store is not None and self._store.lost(engine)
+        """Return whether the index no longer holds what this router wrote for an engine.
+
+        A store that is shared can tell. What another index that was away still holds is not known, so it counts as lost.
+        """
+        if self._store is None:
+            return self._begun.get(engine) != self._outages
+        return self._store.lost(engine)
 
     def begin(self, engine: str, *, forget: bool) -> None:
         """Begin to write for an engine, from the start of its stream."""
         store = self._store
+        self._begun[engine] = self._outages
         self._call(
             lambda: self._index.remove(engine) if store is None else store.begin(engine, forget=forget)
         )
 
     def end(self, engine: str) -> None:
         """End to write for an engine: forget it, or leave it to the routers that share it."""
+        self._begun.pop(engine, None)
         store = self._store
         self._call(lambda: self._index.remove(engine) if store is None else store.release(engine))
 
