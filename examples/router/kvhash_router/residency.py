@@ -169,7 +169,7 @@ class Residency:
     def lost(self, engine: str) -> bool:
         """Return whether the index no longer holds what this router wrote for an engine.
 
-        A store that is shared can tell. What another index that was away still holds is not known, so it counts as lost.
+        A store that is shared can tell; what another index holds after an outage is not known, and counts as lost.
         """
         if self._store is None:
             return self._begun.get(engine) != self._outages
