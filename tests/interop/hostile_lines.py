@@ -137,6 +137,17 @@ def _texts() -> Iterator[str]:
         yield arrays + "]" * depth
         yield arrays
     yield from _TWICE
+    for release in ("0.11.1", "0.16.0", "0.17.1", "0.33.0"):
+        for width in (1023, 1024, 2048):  # a block's rows around and beyond one frame of pickle
+            data = {"shape": [16, width], "dtype": "float32", "data": "5a" * (64 * width)}
+            line = {
+                "id": width,
+                "vllm": release,
+                "hash_seed": "0",
+                "tokens": list(range(16)),
+                "prompt_embeds": data,
+            }
+            yield json.dumps(line)
     embeds = {"shape": [1, 1], "dtype": "float16"}
     for data in _HEX:
         yield json.dumps({**_BASE, "tokens": [1], "prompt_embeds": {**embeds, "data": data}})
