@@ -59,8 +59,6 @@ def test_wild_payloads_are_decoded_as_python_does(name: str) -> None:
     decoded = 0
     for payload, got in zip(payloads, run_lines(built.PROGRAMS[name](), lines), strict=True):
         expected = json.loads(json.dumps(python_answer(payload)))
-        if expected == {"error": "nested-too-deeply"}:
-            continue  # a batch that is a map, and what is beyond 900 levels of it
         del got["id"]
         if "error" in got:
             got["error"] = got["error"]["code"]

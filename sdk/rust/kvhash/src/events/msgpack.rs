@@ -355,8 +355,13 @@ impl<'a> Reader<'a> {
         (0..items).try_for_each(|_| self.skip_from(depth + 1))
     }
 
+    /// The same as `head`, with the faults of what is passed over without recursion.
+    pub(crate) fn split_head(&mut self) -> Read<Head<'a>> {
+        self.head().map_err(split_fault)
+    }
+
     /// Pass over one value without recursion, however deeply it is nested.
-    fn skip_any_depth(&mut self) -> Read<()> {
+    pub(crate) fn skip_any_depth(&mut self) -> Read<()> {
         let mut left = 1u64;
         while left > 0 {
             left -= 1;
