@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 	"unicode"
+	"unicode/utf8"
 )
 
 // Release is a vLLM release as three numbers. A fourth (0.10.1.1), pre-release and local parts do not change the
@@ -28,16 +29,24 @@ func Oldest() Release { return oldestRelease }
 func Newest() Release { return newestRelease }
 
 var releaseForm = regexp.MustCompile(`(?i)^v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?(?:\.\d{1,6})?` +
-	`(?:[-_.]?(?:a|b|rc|alpha|beta|pre|post|dev)[-_.]?\d*)*(?:\+[a-z0-9._-]*)?$`)
+	`(?:[-_.]?(?:a|b|rc|alpha|beta|pre|post|dev)[-_.]?\d{0,9}){0,4}(?:\+[a-z0-9._-]*)?$`)
 
 func trim(text string) string {
 	// What Python calls white space includes the four ASCII separators.
 	return strings.TrimFunc(text, func(r rune) bool { return unicode.IsSpace(r) || 0x1c <= r && r <= 0x1f })
 }
 
+func isASCII(text string) bool {
+	return strings.IndexFunc(text, func(r rune) bool { return r > unicode.MaxASCII }) < 0
+}
+
 // ParseRelease reads "0.31.0", "v0.31", "0.10.1.1" or "0.31.0rc2.dev7+g1234". The error has CodeUnknownRelease.
 func ParseRelease(text string) (Release, error) {
-	match := releaseForm.FindStringSubmatch(trim(text))
+	var match []string
+	// Letters beyond ASCII may fold to ASCII ones.
+	if form := trim(text); len(text) <= 400 && utf8.RuneCountInString(text) <= 100 && isASCII(form) {
+		match = releaseForm.FindStringSubmatch(form)
+	}
 	if match == nil {
 		return Release{}, fault(CodeUnknownRelease, "",
 			"%q is not a vLLM release; expected one such as %s or \"latest\"", text, newestRelease)

@@ -256,7 +256,7 @@ func (t *eventTaker) refuse(path, format string, arguments ...any) {
 // name reads the tag, and the fields under their names.
 func (t *eventTaker) name(v any) string {
 	switch v := v.(type) {
-	case packMap:
+	case WireMap:
 		return t.nameMap(v)
 	case []any:
 		if len(v) == 0 {
@@ -269,7 +269,7 @@ func (t *eventTaker) name(v any) string {
 	return ""
 }
 
-func (t *eventTaker) nameMap(v packMap) string {
+func (t *eventTaker) nameMap(v WireMap) string {
 	typed, given := v.get("type")
 	if !given {
 		t.refuse(t.at, "the event has no 'type'")
@@ -281,13 +281,13 @@ func (t *eventTaker) nameMap(v packMap) string {
 		return ""
 	}
 	for _, pair := range v {
-		name, isText := pair.key.(string)
+		name, isText := pair.Key.(string)
 		if !isText {
-			t.refuse(t.at, "expected field names as text, got %s", packKind(pair.key))
+			t.refuse(t.at, "expected field names as text, got %s", packKind(pair.Key))
 			return ""
 		}
 		if name != "type" {
-			t.put(name, pair.value)
+			t.put(name, pair.Value)
 		}
 	}
 	return tag
@@ -313,14 +313,10 @@ func (t *eventTaker) nameArray(v []any) string {
 	// SGLang's array puts an object of named fields in the place of lora_name. Its names say what they are, so
 	// nothing is guessed.
 	for i, field := range t.fields {
-		if named, isMap := field.Value.(packMap); field.Name == "lora_name" && isMap {
+		if named, isMap := field.Value.(WireMap); field.Name == "lora_name" && isMap {
 			t.fields = append(t.fields[:i:i], t.fields[i+1:]...)
 			for _, pair := range named {
-				name, isText := pair.key.(string)
-				if !isText {
-					name = fmt.Sprint(pair.key)
-				}
-				t.put(name, pair.value)
+				t.put(wireName(pair.Key), pair.Value)
 			}
 			break
 		}

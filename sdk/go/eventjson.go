@@ -134,7 +134,7 @@ func (h HashValue) export() any {
 	if digest, isBytes := h.Bytes(); isBytes {
 		return digest
 	}
-	return packMap{{"int", h.number.String()}}
+	return WireMap{{"int", h.number.String()}}
 }
 
 func hashValues(hashes []HashValue) []any {

@@ -95,8 +95,7 @@ type BlockStored struct {
 	LoraID    *Integer
 	Medium    *string
 	LoraName  *string
-	// ExtraKeys holds per block nil or what else its hash covers, untagged: nil, bool, float64, Integer, string,
-	// []byte, []any.
+	// ExtraKeys holds per block nil or what else its hash covers, untagged; the values are as ExtraField.Value's.
 	ExtraKeys                [][]any
 	GroupIdx                 *Integer
 	KVCacheSpecKind          *string
@@ -146,7 +145,20 @@ type ExtraField struct {
 	// Name is empty for a position.
 	Name     string
 	Position int
-	Value    any
+	// Value is nil, a bool, float64, Integer, string, []byte, []any, WireMap or Extension.
+	Value any
+}
+
+// WireMap is a map on the wire, in its order.
+type WireMap []WirePair
+
+// WirePair is one key of a WireMap with its value.
+type WirePair struct{ Key, Value any }
+
+// Extension is an extension value of msgpack; a timestamp (-1) is rounded to the microsecond and in its shortest form.
+type Extension struct {
+	Code int8
+	Data []byte
 }
 
 func (*BlockStored) isEvent()      {}

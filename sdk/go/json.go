@@ -3,7 +3,6 @@ package kvhash
 import (
 	"bytes"
 	"fmt"
-	"math"
 	"math/big"
 	"strconv"
 	"unicode/utf16"
@@ -14,7 +13,7 @@ import (
 // and keeps the last of two equal fields, and either would give a silently wrong hash; so it is read here.
 
 const (
-	maxJSONDepth  = 900
+	maxJSONDepth  = 500
 	maxJSONDigits = 4300
 )
 
@@ -308,8 +307,8 @@ func (r *jsonReader) number() (any, error) {
 	content := string(r.data[start:end])
 	if isFloat {
 		number, err := strconv.ParseFloat(content, 64)
-		if err != nil && !math.IsInf(number, 0) {
-			return nil, r.fault("a number that is none")
+		if err != nil {
+			return nil, r.fault("a number beyond what a float holds")
 		}
 		return number, nil
 	}

@@ -205,3 +205,24 @@ func BenchmarkHashTokens(b *testing.B) {
 		})
 	}
 }
+
+// A map and an extension value in an unknown field can be read by name, and of a key that stands twice the last counts.
+func TestUnknownFieldsHoldMapsAndExtensions(t *testing.T) {
+	payload := []byte("\x92\xcb\x00\x00\x00\x00\x00\x00\x00\x00\x91\x83\xa4type\xb0AllBlocksCleared" +
+		"\xa1m\x82\xa1k\x01\xa1k\x02\xa1x\xd4\x05\x07")
+	batch, err := kvhash.DecodeBatch(payload)
+	if err != nil {
+		t.Fatal(err)
+	}
+	extra := batch.Events[0].(*kvhash.AllBlocksCleared).Extra
+	if got := extra[0].Value.(kvhash.WireMap); len(got) != 2 || got[1].Key != "k" || got[1].Value != kvhash.UnsignedInteger(2) {
+		t.Errorf("the map is %v", got)
+	}
+	if got := extra[1].Value.(kvhash.Extension); got.Code != 5 || string(got.Data) != "\x07" {
+		t.Errorf("the extension value is %v", got)
+	}
+	line := string(batch.AppendJSON(nil))
+	if want := `"extra":{"m":{"k":2},"x":{"ext":5,"bytes":"07"}}`; !strings.Contains(line, want) {
+		t.Errorf("%s does not hold %s", line, want)
+	}
+}

@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// MaxLineBytes is the longest request line that is read, its line end included.
+// MaxLineBytes is the longest request line that is read, its line end not counted.
 const MaxLineBytes = 8 * 1024 * 1024
 
 // AnswerLines answers the request lines and event lines of in on out, one line each, in order; blank lines are
@@ -40,12 +40,12 @@ func AnswerLines(in io.Reader, out io.Writer) (refused int, err error) {
 	}
 }
 
-// boundedLine reads one line; of a longer one only MaxLineBytes + 1 bytes are kept, the rest is read past.
+// boundedLine reads one line; of a longer one only two bytes more than MaxLineBytes are kept, the rest is read past.
 func boundedLine(reader *bufio.Reader) ([]byte, error) {
 	var line []byte
 	for {
 		part, err := reader.ReadSlice('\n')
-		line = append(line, part[:min(len(part), MaxLineBytes+1-len(line))]...)
+		line = append(line, part[:min(len(part), MaxLineBytes+2-len(line))]...)
 		if err != bufio.ErrBufferFull {
 			return line, err
 		}
@@ -69,8 +69,8 @@ func AnswerLine(line []byte) (answer []byte, ok bool) {
 }
 
 func answerBody(line []byte, identity *[]byte) ([]byte, error) {
-	if len(line) > MaxLineBytes {
-		return nil, fault(CodeLineTooLong, "", "the line has %d bytes; at most %d are read", len(line), MaxLineBytes)
+	if len(bytes.TrimRight(line, "\r\n")) > MaxLineBytes {
+		return nil, fault(CodeLineTooLong, "", "the line has more than the %d bytes that are read", MaxLineBytes)
 	}
 	v, err := parseJSON(line)
 	if err != nil {
@@ -107,7 +107,7 @@ func answerDecode(fields jsonObject) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	payload, err := hex.DecodeString(content)
+	payload, err := decodeHex(content)
 	if err != nil || !given {
 		return nil, fault(CodeInvalidRequest, "$.decode", "expected the payload in hex")
 	}
@@ -187,18 +187,35 @@ func appendJSONValue(out []byte, v any) []byte {
 			out = appendJSONValue(comma(out, i), item)
 		}
 		return append(out, ']')
-	case packMap:
+	case WireMap:
 		out = append(out, '{')
+		names, last := make([]string, len(v)), map[string]int{}
 		for i, pair := range v {
-			name, isText := pair.key.(string)
-			if !isText {
-				name = string(appendJSONValue(nil, pair.key))
+			names[i] = wireName(pair.Key)
+			last[names[i]] = i
+		}
+		written := 0
+		for i, pair := range v {
+			if last[names[i]] != i { // of a key that stands twice the last counts
+				continue
 			}
-			out = append(appendJSONText(comma(out, i), name), ':')
-			out = appendJSONValue(out, pair.value)
+			out = append(appendJSONText(comma(out, written), names[i]), ':')
+			out = appendJSONValue(out, pair.Value)
+			written++
 		}
 		return append(out, '}')
+	case Extension:
+		out = strconv.AppendInt(append(out, `{"ext":`...), int64(v.Code), 10)
+		return append(append(append(out, `,"bytes":"`...), hex.EncodeToString(v.Data)...), `"}`...)
 	default:
-		return append(out, `{"extension":null}`...)
+		return append(out, "null"...)
 	}
+}
+
+// wireName returns the text by which JSON names a map's key: a key that is no text by its own JSON.
+func wireName(key any) string {
+	if name, isText := key.(string); isText {
+		return name
+	}
+	return string(appendJSONValue(nil, key))
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"math"
+	"slices"
 	"unicode/utf8"
 )
 
@@ -18,20 +19,15 @@ var (
 	errTrailing  = errors.New("more bytes after the value")
 	errTooDeep   = errors.New("nested too deeply")
 	errText      = errors.New("text that is not UTF-8")
+	errKey       = errors.New("a map or an extension value as the key of a map")
+	errTimestamp = errors.New("a timestamp that is none")
 )
 
-// Values are nil, bool, float64, Integer, string, []byte, []any, packMap and extension.
-type (
-	packPair  struct{ key, value any }
-	packMap   []packPair
-	extension struct{}
-)
-
-func (m packMap) get(name string) (any, bool) {
+func (m WireMap) get(name string) (any, bool) {
 	// Of a key that stands twice the last counts.
 	for i := len(m) - 1; i >= 0; i-- {
-		if key, isText := m[i].key.(string); isText && key == name {
-			return m[i].value, true
+		if key, isText := m[i].Key.(string); isText && key == name {
+			return m[i].Value, true
 		}
 	}
 	return nil, false
@@ -53,7 +49,7 @@ func packKind(v any) string {
 		return "bytes"
 	case []any:
 		return "an array"
-	case packMap:
+	case WireMap:
 		return "a map"
 	default:
 		return "an extension value"
@@ -251,7 +247,7 @@ func (r *packReader) value() (any, error) {
 	case packBytes:
 		return append([]byte{}, payload...), nil
 	case packExtension:
-		return extension{}, nil
+		return newExtension(int8(payload[0]), payload[1:])
 	}
 	var wide [8]byte
 	copy(wide[8-len(payload):], payload)
@@ -270,7 +266,7 @@ func (r *packReader) value() (any, error) {
 }
 
 func (r *packReader) pairs(count uint64) (any, error) {
-	pairs := packMap{}
+	pairs := WireMap{}
 	for ; count > 0; count-- {
 		key, err := r.value()
 		if err != nil {
@@ -280,7 +276,70 @@ func (r *packReader) pairs(count uint64) (any, error) {
 		if err != nil {
 			return nil, err
 		}
-		pairs = append(pairs, packPair{key, v})
+		if !canBeKey(key) {
+			return nil, errKey
+		}
+		pairs = append(pairs, WirePair{key, v})
 	}
 	return pairs, nil
+}
+
+// canBeKey tells what may stand before a map's value, in an array too: neither a map nor an extension value but a
+// timestamp.
+func canBeKey(v any) bool {
+	switch v := v.(type) {
+	case WireMap:
+		return false
+	case Extension:
+		return v.Code == timestampCode
+	case []any:
+		return !slices.ContainsFunc(v, func(item any) bool { return !canBeKey(item) })
+	}
+	return true
+}
+
+const (
+	timestampCode = -1
+	firstSecond   = -62135596800 // year 1
+	lastSecond    = 253402300799 // year 9999
+)
+
+// newExtension returns an extension value; a timestamp to the microsecond and in its shortest form.
+func newExtension(code int8, data []byte) (any, error) {
+	if code != timestampCode {
+		return Extension{code, append([]byte{}, data...)}, nil
+	}
+	var seconds int64
+	var nanoseconds uint64
+	switch len(data) {
+	case 4:
+		seconds = int64(binary.BigEndian.Uint32(data))
+	case 8:
+		bits := binary.BigEndian.Uint64(data)
+		seconds, nanoseconds = int64(bits&(1<<34-1)), bits>>34
+	case 12:
+		nanoseconds, seconds = uint64(binary.BigEndian.Uint32(data)), int64(binary.BigEndian.Uint64(data[4:]))
+	default:
+		return nil, errTimestamp
+	}
+	if nanoseconds > 999_999_999 || seconds < firstSecond || seconds > lastSecond {
+		return nil, errTimestamp
+	}
+	nanoseconds = (nanoseconds + 500) / 1000 * 1000
+	if nanoseconds == 1_000_000_000 {
+		seconds, nanoseconds = seconds+1, 0
+	}
+	if seconds > lastSecond {
+		return nil, errTimestamp
+	}
+	var out []byte
+	switch bits := nanoseconds<<34 | uint64(seconds); {
+	case seconds < 0 || seconds >= 1<<34:
+		out = binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint32(nil, uint32(nanoseconds)), uint64(seconds))
+	case bits >= 1<<32:
+		out = binary.BigEndian.AppendUint64(nil, bits)
+	default:
+		out = binary.BigEndian.AppendUint32(nil, uint32(bits))
+	}
+	return Extension{timestampCode, out}, nil
 }

@@ -222,7 +222,7 @@ func (r *Request) readPromptEmbeds(reader *fieldReader) error {
 		return fault(CodeInvalidPromptEmbeds, fields.at+".data", "the data is not hex")
 	}
 	r.Keys.PromptEmbeds = &embeds
-	return nil
+	return embeds.check(int64(len(r.Tokens)))
 }
 
 // decodeHex reads pairs of digits, with white space between pairs.

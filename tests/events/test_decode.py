@@ -225,6 +225,32 @@ def test_the_bound_of_nesting_is_the_same_everywhere(place: str, past: bool) -> 
                 decode(payload)
 
 
+@pytest.mark.parametrize("depth", [129, 800, 950, 5000, 200_000])
+@pytest.mark.parametrize("container", ["array", "map"])
+def test_an_event_nested_however_deeply_never_loses_its_batch(depth: int, container: str) -> None:
+    """In a batch of either form such an event is unreadable in its place, and the one after it is read."""
+    events = b"\x92" + b"\x91" * depth + b"\xc0" + pack(["BlockRemoved", [1]])
+    if container == "array":
+        payload = b"\x92" + pack(1.5) + events
+    else:
+        payload = (
+            b"\x83" + pack("events") + events + pack("ts") + pack(1.5) + pack("data_parallel_rank") + pack(3)
+        )
+    for batch in (decode_batch(payload), decode_raw(payload).decode()):
+        first, second = batch.events
+        assert isinstance(first, UndecodableEvent)
+        assert first.message == "nested too deeply"
+        assert isinstance(second, BlockRemoved)
+    if container == "map":
+        assert batch.data_parallel_rank == 3
+        for broken, message in ((payload[:-1], "truncated"), (payload + b"\x00", "more bytes after the map")):
+            with pytest.raises(EventDecodeError, match=message if depth > 900 else "truncated|trailing"):
+                decode_batch(broken)
+        wrong = b"\x84\x05\xc0" + payload[1:]
+        with pytest.raises(EventDecodeError, match="Expected `str`, got `int` - at `key`"):
+            decode_batch(wrong)
+
+
 def test_sglang_maps() -> None:
     """SGLang's map has a cache salt of its own and no extra keys."""
     fields = {"block_hashes": [-7], "parent_block_hash": None, "token_ids": [1, 2], "block_size": 2}

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvhash.request import answer_lines
+from kvhash.events.lines import answer_all_lines
 
 from ..data_files import RELEASES, hash_cases, hash_results, request_of
 
@@ -40,7 +40,7 @@ def run_lines(
 
 def assert_same_answers(command: Sequence[str], lines: Sequence[bytes]) -> int:
     """Compare with Python line by line, messages of errors apart; returns how many lines were answered with hashes."""
-    expected = [_comparable(answered) for answered in answer_lines(lines)]
+    expected = [_comparable(answered) for answered in answer_all_lines(lines)]
     got = [_comparable(answered) for answered in run_lines(command, lines)]
     assert len(got) == len(expected)
     for line, ours, theirs in zip([line for line in lines if line.strip()], expected, got, strict=True):

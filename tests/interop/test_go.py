@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvhash.request import MAX_LINE_BYTES, answer_lines
+from kvhash.request import answer_lines
 
 from ..data_files import DATA, RELEASES, hash_cases, hash_results, request_of
 from . import built
@@ -274,19 +274,6 @@ def test_hostile_lines_get_the_same_codes(program: str) -> None:
     answers = _same(program, lines)
     codes = {answer["error"]["code"] for answer in answers if "error" in answer}
     assert {"invalid-json", "invalid-utf8", "unknown-release", "invalid-token", "invalid-lora"} <= codes
-
-
-def test_the_line_limit_is_the_same(program: str) -> None:
-    """A line of the limit is read, one byte more is refused unread, and the next line is answered."""
-    good = _variant()
-    fitting = good + b" " * (MAX_LINE_BYTES - 1 - len(good))
-    answers = _ask(program, [fitting, fitting + b" ", fitting * 2, good])
-    assert [answer.get("error", {}).get("code") for answer in answers] == [
-        None,
-        "line-too-long",
-        "line-too-long",
-        None,
-    ]
 
 
 # --- events ---------------------------------------------------------------------------------------------------

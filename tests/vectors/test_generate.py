@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import pickletools
 from typing import TYPE_CHECKING
 
 import pytest
 
 from kvhash.vectors import generate, load_corpus
+from kvhash.vectors.generate_blocks import serialized
+from kvhash.vectors.generate_events import event_shape
 from kvhash.vectors.inputs import expand, tokens
 from kvhash.vectors.load import REQUEST_KINDS
 from kvhash.vectors.plain import PlainHasher
@@ -17,6 +20,7 @@ from ..data_files import RELEASES, hash_cases, hash_results, request_of
 from .programs import CORPUS, DATA
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -131,3 +135,51 @@ def test_the_independent_hasher_is_independent() -> None:
     finally:
         cbor.head, pickle5.encode_pickle_int = kept
     assert again == right
+
+
+def test_every_shape_of_event_that_was_recorded_is_in_the_corpus() -> None:
+    """Whatever type, set fields and form of hashes a release wrote, a vector that it wrote has an event of that shape."""
+    ours = {vector["input"]["payload"] for file, vector in load_corpus(CORPUS) if file.kind == "events"}
+    shapes = 0
+    for path in sorted((DATA / "wire").glob("*.jsonl")):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        written = {event_shape(event) for row in rows for event in row["events"]}
+        covered = {event_shape(event) for row in rows if row["payload"] in ours for event in row["events"]}
+        assert covered == written, path.name
+        shapes += len(written)
+    assert shapes > 300
+
+
+def test_every_width_of_a_head_is_in_the_corpus() -> None:
+    """CBOR heads of every width for every major type, and every opcode of pickle that a preimage can need."""
+    heads: set[tuple[int, int]] = set()
+    opcodes: set[str] = set()
+    for file, vector in load_corpus(CORPUS):
+        if file.kind != "serialization":
+            continue
+        data = serialized(vector["input"]["serialization"], vector["input"]["value"])
+        if vector["input"]["serialization"] == "cbor":
+            heads |= set(_cbor_heads(data))
+        else:
+            opcodes |= {opcode.name for opcode, _, _ in pickletools.genops(data)}
+    widths = (0, 1, 2, 4)
+    # Nothing of 2^32 bytes or items can be tried; tags are those of the big integers.
+    assert heads == {
+        *((major, width) for major in (0, 1, 2, 3, 4) for width in widths), (0, 8), (1, 8), (6, 0), (7, 0)
+    }  # fmt: skip
+    assert opcodes == {
+        "PROTO", "FRAME", "STOP", "MEMOIZE", "MARK", "NONE", "BININT", "BININT1", "BININT2", "LONG1",
+        "SHORT_BINUNICODE", "BINUNICODE", "SHORT_BINBYTES", "BINBYTES", "EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3",
+        "TUPLE", "BINGET", "LONG_BINGET",
+    }  # fmt: skip
+
+
+def _cbor_heads(data: bytes) -> Iterator[tuple[int, int]]:
+    """Yield the major type and the bytes of the argument of every head."""
+    position = 0
+    while position < len(data):
+        major, low = data[position] >> 5, data[position] & 31
+        width = 0 if low < 24 else 1 << (low - 24)
+        argument = int.from_bytes(data[position + 1 : position + 1 + width], "big") if width else low
+        yield major, width
+        position += 1 + width + (argument if major in (2, 3) else 0)

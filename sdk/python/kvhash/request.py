@@ -38,6 +38,8 @@ __all__ = ["MAX_LINE_BYTES", "HashRequest", "answer", "answer_lines", "parse_jso
 
 #: The longest request line, in bytes; some 10^6 tokens.
 MAX_LINE_BYTES = 8 * 1024 * 1024
+#: Arrays and objects that may lie within each other in a line.
+MAX_JSON_DEPTH = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +197,21 @@ def _finite(text: str) -> float:
     return value
 
 
+def _nests_past(value: Any, limit: int) -> bool:
+    """Return whether more than `limit` arrays and objects lie within each other."""
+    level = [value] if isinstance(value, (list, dict)) else []
+    for _ in range(limit):
+        level = [
+            item
+            for each in level
+            for item in (each.values() if isinstance(each, dict) else each)
+            if isinstance(item, (list, dict))
+        ]
+        if not level:
+            return False
+    return bool(level)
+
+
 def parse_json(data: bytes | str, *, what: str = "the line") -> Any:
     """Read one strict JSON text: UTF-8, no field twice, no NaN, bounded nesting.
 
@@ -206,9 +223,13 @@ def parse_json(data: bytes | str, *, what: str = "the line") -> Any:
         except UnicodeDecodeError as error:
             raise InvalidEncodingError(f"{what} is not UTF-8: {error.reason} at byte {error.start}") from None
     try:
-        return json.loads(
+        value = json.loads(
             data, object_pairs_hook=_no_duplicates, parse_constant=_no_constant, parse_float=_finite
         )
+        # What the interpreter could follow differs by its release and by who calls.
+        if data.count("[") + data.count("{") > MAX_JSON_DEPTH and _nests_past(value, MAX_JSON_DEPTH):
+            raise RecursionError
+        return value
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}" if "\n" in data else f"column {error.colno}"
         raise InvalidJsonError(f"{what} is not JSON: {error.msg}, at {where}") from None

@@ -76,7 +76,7 @@ export class Release {
 
   /** Reads `0.31.0`, `v0.31`, `0.10.1.1`, `0.31.0rc2.dev7+g1234`; throws `unknown-release`. */
   static parse(text: string): Release {
-    const match = typeof text === "string" ? RELEASE.exec(text.trim()) : null;
+    const match = typeof text === "string" && text.length <= 100 ? RELEASE.exec(strip(text)) : null;
     if (match === null) {
       throw new KvHashError(
         "unknown-release",
@@ -96,8 +96,19 @@ export class Release {
   }
 }
 
+// What Python calls white space: `trim` lacks some control characters, and has the byte order mark.
+const SPACE = /[\t-\r\x1c-\x20\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]/;
+
+function strip(text: string): string {
+  let start = 0;
+  let end = text.length;
+  while (start < end && SPACE.test(text[start]!)) start++;
+  while (end > start && SPACE.test(text[end - 1]!)) end--;
+  return text.slice(start, end);
+}
+
 const RELEASE =
-  /^v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?(?:\.(\d{1,6}))?(?:[-_.]?(?:alpha|beta|pre|post|dev|rc|a|b)[-_.]?\d*)*(?:\+[a-z0-9._-]*)?$/i;
+  /^v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?(?:\.(\d{1,6}))?(?:[-_.]?(?:alpha|beta|pre|post|dev|rc|a|b)[-_.]?\d{0,9}){0,4}(?:\+[a-z0-9._-]*)?$/i;
 
 const OLDEST = Release.parse(CONTRACT_TABLE.oldest);
 const NEWEST = Release.parse(CONTRACT_TABLE.newest);
@@ -146,7 +157,7 @@ export class Contract {
    * is no version, or older than the oldest that can be reproduced.
    */
   static forVllm(release: string | Release = "latest"): Contract {
-    const latest = typeof release === "string" && release.trim().toLowerCase() === "latest";
+    const latest = typeof release === "string" && strip(release).toLowerCase() === "latest";
     const asked = latest ? NEWEST : release instanceof Release ? release : Release.parse(release);
     if (asked.compare(OLDEST) < 0) {
       throw new KvHashError(

@@ -16,7 +16,7 @@ export class JsonFloat {
 
 export type Json = null | boolean | number | bigint | JsonFloat | string | Json[] | Map<string, Json>;
 
-const MAX_DEPTH = 900;
+const MAX_DEPTH = 500;
 /** As many digits as Python reads of an integer. */
 const MAX_DIGITS = 4300;
 
@@ -63,9 +63,11 @@ class Parser {
   }
 
   #value(depth: number): Json {
-    if (depth > MAX_DEPTH) throw new DecodeError("invalid-json", "the line is nested too deeply");
     this.#space();
     const first = this.text[this.#at];
+    if (depth >= MAX_DEPTH && (first === "{" || first === "[")) {
+      throw new DecodeError("invalid-json", "the line is nested too deeply");
+    }
     switch (first) {
       case "{":
         return this.#object(depth);
@@ -150,7 +152,10 @@ class Parser {
     if (match === null) this.#fail("expected a value");
     const text = match[0];
     this.#at += text.length;
-    if (match[1] !== undefined || match[2] !== undefined) return new JsonFloat(text);
+    if (match[1] !== undefined || match[2] !== undefined) {
+      if (!Number.isFinite(Number(text))) this.#fail("a number beyond what a float holds");
+      return new JsonFloat(text);
+    }
     if (text.length < 16) return Number(text) || 0;
     if (text.length > MAX_DIGITS + (text[0] === "-" ? 1 : 0)) {
       throw new DecodeError("invalid-json", "the line holds a number of too many digits");

@@ -13,7 +13,7 @@ import { MAX_LINE_BYTES, answerLine } from "./request.js";
 const NEWLINE = 0x0a;
 const HANDLERS = new Map([["decode", decodeLine]]);
 
-/** Yields lines with their newline; of one that is too long only the first bytes, the rest is read past. */
+/** Yields lines with their ends; of one that is too long only the first bytes, the rest is read past. */
 async function* boundedLines(input: AsyncIterable<Uint8Array>): AsyncGenerator<Uint8Array> {
   let parts: Uint8Array[] = [];
   let kept = 0;
@@ -22,7 +22,7 @@ async function* boundedLines(input: AsyncIterable<Uint8Array>): AsyncGenerator<U
     while (start < chunk.length) {
       const found = chunk.indexOf(NEWLINE, start);
       const stop = found < 0 ? chunk.length : found + 1;
-      const part = chunk.subarray(start, Math.min(stop, start + MAX_LINE_BYTES + 1 - kept));
+      const part = chunk.subarray(start, Math.min(stop, start + MAX_LINE_BYTES + 2 - kept));
       parts.push(part);
       kept += part.length;
       start = stop;

@@ -13,7 +13,7 @@ import { BlockHasher, type Chain, type HasherOptions } from "./hasher.js";
 import { parseJsonBytes, writeJson, type Json, type JsonLike } from "./json.js";
 import { fromHex, type Int } from "./values.js";
 
-/** The longest request line, in bytes, its newline included; some 10^6 tokens. */
+/** The longest request line, in bytes, its end not counted; some 10^6 tokens. */
 export const MAX_LINE_BYTES = 8 * 1024 * 1024;
 
 const FIELDS = [
@@ -121,10 +121,8 @@ function embedsOf(value: Json): PromptEmbeds | null {
   } as unknown as PromptEmbeds;
 }
 
-/** Reads hex in either case; white space may stand between bytes, as Python reads it. */
 function embedsData(text: string, at: string): Uint8Array {
-  const runs = text.split(/[ \t\n\r\v\f]+/);
-  const bytes = runs.every((run) => run.length % 2 === 0) ? fromHex(runs.join("")) : null;
+  const bytes = fromHex(text);
   if (bytes === null) throw new KvHashError("invalid-prompt-embeds", "the data is not hex", at);
   return bytes;
 }
@@ -148,8 +146,8 @@ export function answerLine(
   if (isBlank(line)) return null;
   let id: Json = null;
   try {
-    if (line.length > MAX_LINE_BYTES) {
-      throw new DecodeError("line-too-long", `the line has more than ${MAX_LINE_BYTES} bytes, the most that are read`);
+    if (lengthWithoutEnd(line) > MAX_LINE_BYTES) {
+      throw new DecodeError("line-too-long", `the line has more than the ${MAX_LINE_BYTES} bytes that are read`);
     }
     const value = parseJsonBytes(line);
     if (value instanceof Map) {
@@ -163,6 +161,12 @@ export function answerLine(
     if (!(error instanceof KvHashError)) throw error;
     return writeJson({ id, error: { code: error.code, message: error.message } });
   }
+}
+
+function lengthWithoutEnd(line: Uint8Array): number {
+  let length = line.length;
+  while (length > 0 && (line[length - 1] === 0x0a || line[length - 1] === 0x0d)) length--;
+  return length;
 }
 
 function isBlank(line: Uint8Array): boolean {

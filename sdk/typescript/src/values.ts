@@ -39,9 +39,11 @@ export function toHex(bytes: Uint8Array): string {
   return text;
 }
 
-/** Reads hex in either case; null for what is none. */
-export function fromHex(text: string): Uint8Array | null {
-  if (text.length % 2 || /[^0-9a-fA-F]/.test(text)) return null;
+/** Reads hex in either case, white space between bytes passed over as Python does; null for what is none. */
+export function fromHex(spaced: string): Uint8Array | null {
+  const runs = spaced.split(/[ \t\n\r\v\f]+/);
+  const text = runs.join("");
+  if (runs.some((run) => run.length % 2) || /[^0-9a-fA-F]/.test(text)) return null;
   const bytes = new Uint8Array(text.length / 2);
   for (let i = 0; i < bytes.length; i++) bytes[i] = Number.parseInt(text.slice(2 * i, 2 * i + 2), 16);
   return bytes;

@@ -5,10 +5,11 @@ How deep an interpreter can recurse differs from release to release; what is ref
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
-__all__ = ["bytes_nest_past", "split_array", "value_nests_past"]
+__all__ = ["bytes_nest_past", "split_array", "split_map", "value_nests_past"]
 
 # Bytes after the first one, for types of fixed size (ext: its type byte included).
 _FIXED = {
@@ -43,6 +44,18 @@ def split_array(data: bytes) -> list[bytes]:
     if position != len(data):
         raise ValueError("more bytes after the array")
     return elements
+
+
+def split_map(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the keys and values of the one map that `data` is, each as its own bytes; raises as `split_array`."""
+    count, position = _head(data, 0)
+    for _ in range((count or 0) // 2):
+        middle = _skip(data, position)
+        key = data[position:middle]
+        position = _skip(data, middle)
+        yield key, data[middle:position]
+    if position != len(data):
+        raise ValueError("more bytes after the map")
 
 
 def bytes_nest_past(data: bytes, limit: int) -> bool:

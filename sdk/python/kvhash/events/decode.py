@@ -18,7 +18,7 @@ from msgspec.structs import astuple
 from kvhash.contract import Contract
 
 from ._errors import EventDecodeError
-from ._split import bytes_nest_past, split_array, value_nests_past
+from ._split import bytes_nest_past, split_array, split_map, value_nests_past
 from .schema import (
     AllBlocksCleared,
     BlockRemoved,
@@ -89,11 +89,12 @@ _decode_array_batch = msgspec.msgpack.Decoder(_ArrayBatch).decode
 _decode_map_event = msgspec.msgpack.Decoder(BlockStored | BlockRemoved | AllBlocksCleared).decode
 _decode_raws = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 _decode_raw_map = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
+_decode_text = msgspec.msgpack.Decoder(str).decode
 _decode_any = msgspec.msgpack.Decoder().decode
 
 #: Arrays and maps that may lie within each other, in one event or in one of a batch's other fields.
 MAX_DEPTH = 128
-# The same for a batch that is a map, whose keys are found by passing over its values.
+# Up to here msgspec passes over the values of a batch that is a map, whatever the interpreter.
 _MAX_SPLIT_DEPTH = 900
 
 # What msgspec raises on bad input: its own errors, and the interpreter's for nesting and for values out of
@@ -298,11 +299,18 @@ def _decode_value(raw: bytes) -> Any:
 
 
 def _decode_parts(raw: bytes) -> dict[str, Any]:
-    """Decode a map's keys; raises RecursionError past `_MAX_SPLIT_DEPTH`."""
+    """Decode a map's keys, its values passed over however deeply they are nested."""
     if len(raw) > _MAX_SPLIT_DEPTH and bytes_nest_past(raw, _MAX_SPLIT_DEPTH):
-        raise RecursionError
+        return {_decode_key(key): value for key, value in split_map(raw)}
     parts: dict[str, Any] = _decode_raw_map(raw)
     return parts
+
+
+def _decode_key(raw: bytes) -> str:
+    try:
+        return _decode_text(raw)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{error} - at `key` in `$`") from None
 
 
 # --- one event, field by field ------------------------------------------------------------------------------

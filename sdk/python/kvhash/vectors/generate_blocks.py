@@ -172,10 +172,26 @@ def _values() -> Iterator[tuple[str, str, list[str], Any]]:
     )
     yield (
         "many-images",
-        "the 257th memo number: a long back-reference",
+        "a block with more than 256 memo numbers",
         ["aliasing"],
         [*block, [image(f"img-{i:03}", i) for i in range(140)]],
     )
+    for index in (255, 256, 257):
+        # The parent has memo number 0, the tokens' tuple 1, and every text the next.
+        texts = [{"text": f"t{i}"} for i in range(index - 2)]
+        yield (
+            f"back-reference-{index}",
+            f"a back-reference to memo number {index}",
+            ["aliasing"],
+            [*block, [*texts, mm, mm]],
+        )
+    for length in (65535, 65536):
+        yield (
+            f"bytes-{length}",
+            f"{length} bytes, as a block's embeddings are before 0.17",
+            ["text-widths", "frames"],
+            [{"bytes": "5a" * length}, _number(1)],
+        )
     keys = [
         [{"same": 3, "text": "lora"}, {"text": "sql"}, {"text": "adapters/sql"}],
         image("img-a", 0),

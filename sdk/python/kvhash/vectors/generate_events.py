@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ from kvhash.events.lines import decode_answer
 from .record import vector
 from .releases import NEWEST_TEXT
 
-__all__ = ["event_answer", "make_events"]
+__all__ = ["event_answer", "event_shape", "make_events"]
 
-_PER_RELEASE = 14
+_PER_RELEASE = 30
 _pack = msgspec.msgpack.Encoder().encode
 
 
@@ -42,7 +42,15 @@ def _shape(batch: dict[str, Any]) -> frozenset[Any]:
             first = value[0] if isinstance(value, list) and value else None
             inner = sorted(first) if isinstance(first, dict) else type(first).__name__
             found.add((event["type"], name, str(kind), str(inner)))
+        found.add(event_shape(event))
     return frozenset(found)
+
+
+def event_shape(event: Mapping[str, Any]) -> tuple[str, frozenset[str], str]:
+    """Return the type of a recorded event, which of its fields are set, and in which form its hashes are."""
+    hashes = event.get("block_hashes") or [None]
+    form = "bytes" if isinstance(hashes[0], dict) and "bytes" in hashes[0] else "integer"
+    return str(event["type"]), frozenset(name for name, value in event.items() if value is not None), form
 
 
 def _recorded(data: Path) -> Iterator[dict[str, Any]]:
@@ -127,6 +135,8 @@ def _shapes() -> Iterator[tuple[str, list[str], bytes]]:
         _batch({**{k: v for k, v in _STORED.items() if k != "type"}, "type": "BlockStored"}),
     )
     yield "map-unknown-field", ["event-map", "event-unknown"], _batch(_stored(new_field={"a": [1]}))
+    extensions = [msgspec.msgpack.Ext(5, b"abc"), msgspec.msgpack.Ext(-1, bytes.fromhex("65920080"))]
+    yield "extension-values", ["event-map", "event-unknown"], _batch(_stored(new_field=extensions))
     yield "map-least-fields", ["event-map"], _batch(_stored(lora_id=..., medium=...))
     yield "mixed-layouts", ["event-map", "event-array"], _batch(_STORED, ["BlockRemoved", _H, "GPU"])
     yield "unknown-tag-map", ["event-unknown"], _batch(_STORED, {"type": "BlockMoved", "to": "CPU"}, _REMOVED)

@@ -8,8 +8,8 @@ use std::fmt::Write;
 use crate::error::{Code, Error, Result};
 use crate::text;
 
-/// Deeper nesting is refused; near what Python's recursion limit allows.
-const MAX_DEPTH: usize = 960;
+/// Deeper nesting is refused.
+const MAX_DEPTH: usize = 500;
 /// Python reads no integer of more digits.
 const MAX_DIGITS: usize = 4300;
 

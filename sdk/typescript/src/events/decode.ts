@@ -10,6 +10,7 @@ import { DecodeError } from "../errors.js";
 import type { Int } from "../values.js";
 import { MsgpackError, MsgpackFloat, decode, isArray, isMap, split, type MsgpackValue } from "./msgpack.js";
 import type { BlockRemoved, BlockStored, Event, EventBatch, Extra, HashValue } from "./types.js";
+import { jsonName } from "./value-json.js";
 
 /** The largest payload that is read, in bytes. */
 export const MAX_PAYLOAD_BYTES = 256 * 1024 * 1024;
@@ -212,7 +213,7 @@ function nameFields(value: MsgpackValue, at: string, onTag: (tag: string) => voi
   if (tag === "BlockStored" && object instanceof Map) {
     // SGLang's array puts an object of named fields here. Its names say what they are, so nothing is guessed.
     fields.delete("lora_name");
-    for (const [name, item] of object as ReadonlyMap<MsgpackValue, MsgpackValue>) fields.set(String(name), item);
+    for (const [name, item] of object as ReadonlyMap<MsgpackValue, MsgpackValue>) fields.set(jsonName(name), item);
   }
   return { tag, fields, extra };
 }

@@ -2,11 +2,11 @@
 
 import { kindOf } from "../contract.js";
 import { KvHashError } from "../errors.js";
-import { JsonFloat, type Json, type JsonLike } from "../json.js";
-import { fromHex, toHex } from "../values.js";
+import type { Json, JsonLike } from "../json.js";
+import { fromHex } from "../values.js";
 import { decodeBatch } from "./decode.js";
-import { MsgpackExt, MsgpackFloat, type MsgpackValue } from "./msgpack.js";
 import type { Event, EventBatch, Extra, HashValue } from "./types.js";
+import { jsonFloat, jsonValue } from "./value-json.js";
 
 /** Answers the object of an event line, without `id`; throws `KvHashError`s. */
 export function decodeLine(line: ReadonlyMap<string, Json>): { readonly batch: JsonLike } {
@@ -86,24 +86,4 @@ function jsonHashValue(value: HashValue): JsonLike {
 
 function jsonExtra(extra: Extra): { readonly extra?: JsonLike } {
   return extra === null ? {} : { extra: jsonValue(extra) };
-}
-
-function jsonFloat(value: number): JsonLike {
-  // JSON has no such numbers.
-  if (Number.isNaN(value)) return { float: "NaN" };
-  if (!Number.isFinite(value)) return { float: value > 0 ? "+Inf" : "-Inf" };
-  // A float stays one: 1.0, not 1.
-  const text = Object.is(value, -0) ? "-0" : String(value);
-  return new JsonFloat(/^-?[0-9]+$/.test(text) ? `${text}.0` : text);
-}
-
-function jsonValue(value: MsgpackValue | Exclude<Extra, null>): JsonLike {
-  if (value instanceof Uint8Array) return { bytes: toHex(value) };
-  if (value instanceof MsgpackFloat) return jsonFloat(value.value);
-  if (value instanceof MsgpackExt) return { ext: value.type, bytes: toHex(value.data) };
-  if (value instanceof Map) {
-    return new Map([...value].map(([name, item]) => [String(name), jsonValue(item as MsgpackValue)]));
-  }
-  if (Array.isArray(value)) return value.map((item) => jsonValue(item as MsgpackValue));
-  return value as JsonLike;
 }

@@ -12,7 +12,7 @@ export class MsgpackFloat {
   constructor(readonly value: number) {}
 }
 
-/** An extension value. */
+/** An extension value; a timestamp (-1) is rounded to the microsecond and in its shortest form. */
 export class MsgpackExt {
   constructor(
     readonly type: number,
@@ -192,8 +192,9 @@ class Reader {
       const items = new Map<MsgpackValue, MsgpackValue>();
       for (let i = 0; i < head.count; i += 2) {
         const key = this.value(depth + 1);
-        if (key instanceof Map) throw new MsgpackError("a map as the key of a map");
-        items.set(key, this.value(depth + 1));
+        const item = this.value(depth + 1);
+        if (!canBeKey(key)) throw new MsgpackError("a map or an extension value as the key of a map");
+        items.set(key, item);
       }
       return items;
     }
@@ -244,9 +245,58 @@ class Reader {
         return bytes();
       default: {
         const data = bytes();
-        if (data[0] === 0xff && ![4, 8, 12].includes(data.length - 1)) throw new MsgpackError("malformed timestamp");
-        return new MsgpackExt((data[0]! << 24) >> 24, data.subarray(1));
+        const type = (data[0]! << 24) >> 24;
+        return new MsgpackExt(type, type === TIMESTAMP ? timestamp(data.subarray(1)) : data.subarray(1));
       }
     }
   }
+}
+
+/** What may stand before a map's value, in an array too: neither a map nor an extension value but a timestamp. */
+function canBeKey(value: MsgpackValue): boolean {
+  if (Array.isArray(value)) return (value as readonly MsgpackValue[]).every(canBeKey);
+  if (value instanceof MsgpackExt) return value.type === TIMESTAMP;
+  return !(value instanceof Map);
+}
+
+const TIMESTAMP = -1;
+/** The years 1 to 9999. */
+const FIRST_SECOND = -62135596800n;
+const LAST_SECOND = 253402300799n;
+
+/** Returns a timestamp rounded to the microsecond, in its shortest form. */
+function timestamp(data: Uint8Array): Uint8Array {
+  const view = new DataView(data.buffer, data.byteOffset, data.byteLength);
+  let seconds: bigint;
+  let nanoseconds = 0n;
+  if (data.length === 4) seconds = BigInt(view.getUint32(0));
+  else if (data.length === 8) {
+    const bits = view.getBigUint64(0);
+    seconds = BigInt.asUintN(34, bits);
+    nanoseconds = bits >> 34n;
+  } else if (data.length === 12) {
+    nanoseconds = BigInt(view.getUint32(0));
+    seconds = view.getBigInt64(4);
+  } else throw new MsgpackError("malformed timestamp");
+  const outside = (): boolean => seconds < FIRST_SECOND || seconds > LAST_SECOND;
+  if (nanoseconds > 999_999_999n || outside()) throw new MsgpackError("malformed timestamp");
+  nanoseconds = ((nanoseconds + 500n) / 1000n) * 1000n;
+  if (nanoseconds === 1_000_000_000n) {
+    seconds += 1n;
+    nanoseconds = 0n;
+    if (outside()) throw new MsgpackError("malformed timestamp");
+  }
+  const out = new DataView(new ArrayBuffer(12));
+  if (seconds < 0n || seconds >> 34n) {
+    out.setUint32(0, Number(nanoseconds));
+    out.setBigInt64(4, seconds);
+    return new Uint8Array(out.buffer);
+  }
+  const bits = (nanoseconds << 34n) | seconds;
+  if (bits >> 32n) {
+    out.setBigUint64(0, bits);
+    return new Uint8Array(out.buffer, 0, 8);
+  }
+  out.setUint32(0, Number(bits));
+  return new Uint8Array(out.buffer, 0, 4);
 }

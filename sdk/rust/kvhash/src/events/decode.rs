@@ -9,7 +9,7 @@ use super::batch::{
     Span, Tokens,
 };
 use super::fast::{self, Places};
-use super::msgpack::{checked, split, starts_array, starts_map, text_of, Fault, Head, Integer, Reader};
+use super::msgpack::{checked, split, starts_array, starts_map, text_of, Fault, Head, Integer, Read, Reader};
 use super::value::{Dict, Value};
 use crate::error::{Code, Error, Result};
 
@@ -190,7 +190,17 @@ fn array_container(payload: &[u8]) -> Result<Container<'_>> {
 }
 
 fn map_container(payload: &[u8]) -> Result<Container<'_>> {
-    let mut fields = named_parts(payload).map_err(|fault| refuse(&fault, "$"))?;
+    // One field may be nested too deeply for the reader; the others still count.
+    let fields = match named_parts(payload, Reader::head, Reader::skip) {
+        Err(Fault::TooDeep) => {
+            named_parts(payload, Reader::split_head, Reader::skip_any_depth).map_err(|fault| match fault {
+                Fault::Trailing(_) => Fault::Split("more bytes after the map"),
+                other => other,
+            })
+        }
+        other => other,
+    };
+    let mut fields = fields.map_err(|fault| refuse(&fault, "$"))?;
     for name in ["ts", "events"] {
         if !fields.has(name) {
             return Err(invalid("$", format!("the batch has no '{name}'")));
@@ -210,12 +220,16 @@ fn map_container(payload: &[u8]) -> Result<Container<'_>> {
 }
 
 /// The fields of the map that `payload` is, their values not looked into.
-fn named_parts(payload: &[u8]) -> std::result::Result<Fields<'_>, Fault> {
+fn named_parts<'a>(
+    payload: &'a [u8],
+    head: impl Fn(&mut Reader<'a>) -> Read<Head<'a>>,
+    skip: impl Fn(&mut Reader<'a>) -> Read<()>,
+) -> Read<Fields<'a>> {
     let mut reader = Reader::new(payload);
     let mut fields = Fields::default();
     let Head::Map(count) = reader.head()? else { return Ok(fields) };
     for _ in 0..count {
-        let name = match reader.head()? {
+        let name = match head(&mut reader)? {
             Head::Text(name) => text_of(name)?,
             Head::Nil => return Err(Fault::Key("None")),
             Head::Bool(_) => return Err(Fault::Key("bool")),
@@ -227,7 +241,7 @@ fn named_parts(payload: &[u8]) -> std::result::Result<Fields<'_>, Fault> {
             Head::Map(_) => return Err(Fault::Key("object")),
         };
         let start = reader.at;
-        reader.skip()?;
+        skip(&mut reader)?;
         fields.put(Cow::Borrowed(name), &payload[start..reader.at]);
     }
     reader.end()?;

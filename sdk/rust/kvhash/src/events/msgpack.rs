@@ -355,8 +355,13 @@ impl<'a> Reader<'a> {
         (0..items).try_for_each(|_| self.skip_from(depth + 1))
     }
 
+    /// The same as `head`, with the faults of what is passed over without recursion.
+    pub(crate) fn split_head(&mut self) -> Read<Head<'a>> {
+        self.head().map_err(split_fault)
+    }
+
     /// Pass over one value without recursion, however deeply it is nested.
-    fn skip_any_depth(&mut self) -> Read<()> {
+    pub(crate) fn skip_any_depth(&mut self) -> Read<()> {
         let mut left = 1u64;
         while left > 0 {
             left -= 1;
@@ -465,9 +470,39 @@ pub(crate) fn timestamp(data: &[u8]) -> std::result::Result<(i64, u32), &'static
 /// Check the one value that `data` is, and return its head.
 pub(crate) fn checked(data: &[u8]) -> Read<Head<'_>> {
     let mut reader = Reader::new(data);
-    reader.check()?;
-    reader.end()?;
+    // Of two faults the nesting is told, wherever the other stands.
+    reader.check().and_then(|_| reader.end()).map_err(|fault| {
+        if nests_past(data, MAX_DEPTH as usize) {
+            Fault::TooDeep
+        } else {
+            fault
+        }
+    })?;
     Reader::new(data).head()
+}
+
+/// Whether more than `limit` arrays and maps lie within each other, as far as `data` can be read.
+fn nests_past(data: &[u8], limit: usize) -> bool {
+    let mut reader = Reader::new(data);
+    let mut left = vec![1u64];
+    while let Some(items) = left.last_mut() {
+        if *items == 0 {
+            left.pop();
+            continue;
+        }
+        *items -= 1;
+        let count = match reader.head() {
+            Ok(Head::Array(count)) => count as u64,
+            Ok(Head::Map(count)) => 2 * count as u64,
+            Ok(_) => continue,
+            Err(_) => return false,
+        };
+        if left.len() > limit {
+            return true;
+        }
+        left.push(count);
+    }
+    false
 }
 
 /// The elements of the array that `data` is, each as its own bytes, none of them looked into.

@@ -7,6 +7,7 @@ import java.io.InputStream;
 import java.io.UncheckedIOException;
 import java.util.ArrayList;
 import java.util.List;
+import java.util.Locale;
 import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 
@@ -32,12 +33,12 @@ public record Contract(
     public record Release(int major, int minor, int patch) implements Comparable<Release> {
         private static final Pattern FORM = Pattern.compile(
                 "v?([0-9]{1,6})\\.([0-9]{1,6})(?:\\.([0-9]{1,6}))?(?:\\.([0-9]{1,6}))?"
-                        + "(?:[-_.]?(?:alpha|beta|pre|post|dev|rc|a|b)[-_.]?[0-9]*)*(?:\\+[a-z0-9._-]*)?",
+                        + "(?:[-_.]?(?:alpha|beta|pre|post|dev|rc|a|b)[-_.]?[0-9]{0,9}){0,4}(?:\\+[a-z0-9._-]*)?",
                 Pattern.CASE_INSENSITIVE);
 
         static Release parse(String text) {
-            Matcher match = FORM.matcher(text.strip());
-            if (!match.matches()) {
+            Matcher match = FORM.matcher(strip(text));
+            if (text.length() > 100 || !match.matches()) {
                 String shown = text.length() > 60 ? text.substring(0, 60) + "..." : text;
                 throw new KvHashException("unknown-release",
                         "'" + shown + "' is not a vLLM release; expected one such as 0.30.0 or 'latest'", null);
@@ -63,6 +64,23 @@ public record Contract(
     /** A serialization ({@code pickle5} or {@code cbor}), a digest, and whether only its low 64 bits are kept. */
     public record Algorithm(String name, boolean pickle, boolean sha256, boolean keepsLow64) {}
 
+    /** What Python calls white space around a text goes; Java's own is without the no-break spaces. */
+    private static String strip(String text) {
+        int start = 0;
+        int end = text.length();
+        while (start < end && isSpace(text.charAt(start))) {
+            start++;
+        }
+        while (end > start && isSpace(text.charAt(end - 1))) {
+            end--;
+        }
+        return text.substring(start, end);
+    }
+
+    private static boolean isSpace(char c) {
+        return Character.isWhitespace(c) || Character.isSpaceChar(c) || c == '\u0085';
+    }
+
     private static final JsonNode TABLE = readTable();
 
     private static JsonNode readTable() {
@@ -80,7 +98,7 @@ public record Contract(
     public static Contract forVllm(String text) {
         Release newest = Release.parse(TABLE.get("newest").textValue());
         Release oldest = Release.parse(TABLE.get("oldest").textValue());
-        Release asked = text.strip().equalsIgnoreCase("latest") ? newest : Release.parse(text);
+        Release asked = strip(text).toLowerCase(Locale.ROOT).equals("latest") ? newest : Release.parse(text);
         if (asked.compareTo(oldest) < 0) {
             throw new KvHashException("unknown-release", "vLLM " + asked + " is older than " + oldest
                     + ", the first release whose block hashes can be reproduced; expected " + oldest + " to " + newest,

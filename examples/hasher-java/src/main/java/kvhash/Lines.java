@@ -35,11 +35,11 @@ public final class Lines {
         }
     }
 
-    /** Returns the next line with its newline, or null; of one that is too long only the first bytes. */
+    /** Returns the next line with its end, or null; of one that is too long only the first bytes. */
     private static byte[] next(InputStream in) throws IOException {
         ByteArrayOutputStream line = new ByteArrayOutputStream();
         for (int b = in.read(); b >= 0; b = in.read()) {
-            if (line.size() <= RequestLine.MAX_BYTES) {
+            if (line.size() < RequestLine.MAX_BYTES + 2) {
                 line.write(b);
             }
             if (b == '\n') {

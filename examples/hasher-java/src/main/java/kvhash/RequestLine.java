@@ -1,9 +1,12 @@
 package kvhash;
 
 import com.fasterxml.jackson.core.JsonFactory;
+import com.fasterxml.jackson.core.JsonParser;
 import com.fasterxml.jackson.core.JsonProcessingException;
+import com.fasterxml.jackson.core.JsonToken;
 import com.fasterxml.jackson.core.StreamReadConstraints;
 import com.fasterxml.jackson.core.StreamReadFeature;
+import com.fasterxml.jackson.core.json.JsonWriteFeature;
 import com.fasterxml.jackson.databind.DeserializationFeature;
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.json.JsonMapper;
@@ -11,6 +14,8 @@ import com.fasterxml.jackson.databind.node.ArrayNode;
 import com.fasterxml.jackson.databind.node.JsonNodeFactory;
 import com.fasterxml.jackson.databind.node.NullNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
+import java.io.IOException;
+import java.io.UncheckedIOException;
 import java.math.BigInteger;
 import java.nio.ByteBuffer;
 import java.nio.charset.CharacterCodingException;
@@ -28,8 +33,11 @@ import java.util.List;
  * {@code cache_salt} must not become a wrong hash.
  */
 final class RequestLine {
-    /** The longest line, its newline included. */
+    /** The longest line, its end not counted. */
     static final int MAX_BYTES = 8 * 1024 * 1024;
+
+    /** As many digits as Python reads of an integer. */
+    private static final int MAX_DIGITS = 4300;
 
     private static final JsonNodeFactory NODES = JsonNodeFactory.instance;
     private static final BigInteger MAX_TOKEN = BigInteger.ONE.shiftLeft(64).subtract(BigInteger.ONE);
@@ -38,13 +46,13 @@ final class RequestLine {
     private static final JsonMapper JSON = JsonMapper.builder(JsonFactory.builder()
                     .enable(StreamReadFeature.STRICT_DUPLICATE_DETECTION)
                     .streamReadConstraints(StreamReadConstraints.builder()
-                            .maxNestingDepth(900)
-                            .maxNumberLength(4300)
+                            .maxNestingDepth(500)
+                            .maxNumberLength(MAX_BYTES)
                             .maxNameLength(MAX_BYTES)
                             .build())
                     .build())
             .enable(DeserializationFeature.FAIL_ON_TRAILING_TOKENS)
-            .enable(DeserializationFeature.USE_BIG_DECIMAL_FOR_FLOATS)
+            .enable(JsonWriteFeature.ESCAPE_NON_ASCII) // an id may hold a lone surrogate
             .build();
 
     private RequestLine() {}
@@ -57,9 +65,9 @@ final class RequestLine {
         ObjectNode answer = NODES.objectNode();
         answer.set("id", NullNode.instance);
         try {
-            if (line.length > MAX_BYTES) {
+            if (lengthWithoutEnd(line) > MAX_BYTES) {
                 throw new KvHashException("line-too-long",
-                        "the line has more than " + MAX_BYTES + " bytes, the most that are read", null);
+                        "the line has more than the " + MAX_BYTES + " bytes that are read", null);
             }
             JsonNode request = parse(line);
             if (request.isObject() && request.has("id")) {
@@ -85,6 +93,14 @@ final class RequestLine {
         return true;
     }
 
+    private static int lengthWithoutEnd(byte[] line) {
+        int length = line.length;
+        while (length > 0 && (line[length - 1] == '\n' || line[length - 1] == '\r')) {
+            length--;
+        }
+        return length;
+    }
+
     private static JsonNode parse(byte[] line) {
         String text;
         try {
@@ -93,11 +109,28 @@ final class RequestLine {
             throw new KvHashException("invalid-utf8", "the line is not UTF-8", null);
         }
         try {
+            checkNumbers(text);
             return JSON.readTree(text);
         } catch (JsonProcessingException error) {
             throw new KvHashException("invalid-json", "the line is not JSON: " + error.getOriginalMessage(), null);
-        } catch (NumberFormatException error) {
-            throw new KvHashException("invalid-json", "the line is not JSON: " + error.getMessage(), null);
+        } catch (IOException error) {
+            throw new UncheckedIOException(error); // a string is not read from anywhere
+        }
+    }
+
+    /** Refuses numbers that other readers cannot hold, before any of them is made. */
+    private static void checkNumbers(String text) throws IOException {
+        try (JsonParser parser = JSON.createParser(text)) {
+            for (JsonToken token = parser.nextToken(); token != null; token = parser.nextToken()) {
+                if (token == JsonToken.VALUE_NUMBER_INT
+                        && parser.getTextLength() - (parser.getTextCharacters()[parser.getTextOffset()] == '-' ? 1 : 0)
+                                > MAX_DIGITS) {
+                    throw new KvHashException("invalid-json", "the line holds a number of too many digits", null);
+                }
+                if (token == JsonToken.VALUE_NUMBER_FLOAT && Double.isInfinite(parser.getDoubleValue())) {
+                    throw new KvHashException("invalid-json", "the line holds a number beyond what a double holds", null);
+                }
+            }
         }
     }
 
