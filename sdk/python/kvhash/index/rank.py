@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from kvhash._checks import MAX_TOKEN
 from kvhash.block_hash import BlockHash, ChainValue, external_hash
@@ -26,16 +26,14 @@ from kvhash.events.verify import Verifier
 from .layer import ROOT, UNPLACED, Layer
 from .ledger import Ledger
 from .match import Combination, GroupView, Request, continue_in_tier, kind_of
-from .types import EngineSettings, PrefixMatch
+from .types import MAX_BLOCK_TOKENS, MAX_GROUPS, EngineSettings, PrefixMatch
 
-__all__ = ["Group", "Place", "RankMap", "check_block"]
+__all__ = ["Blocks", "Group", "Place", "RankMap", "check_block", "count_medium"]
 
 #: Why a block may be not derivable though the settings are right, or because they are wrong: where this is so of
 #: `_ENOUGH` blocks and not one was confirmed, nothing says that lookups can hit.
 _TELLING = ("extra-keys-unpublished", "block-size", "parent-mismatch", "unknown-parent", "sparse-blocks")
 _ENOUGH = 16
-#: KV cache groups that one rank may have: an engine has a handful; who names ever new ones gets no more.
-_MAX_GROUPS = 64
 #: How many names of unknown media are counted apart.
 _MAX_NAMES = 64
 
@@ -69,7 +67,21 @@ class Group:
             self.sizes[tier] = max(self.sizes.get(tier, 0), size)
             self.smallest = math.gcd(self.smallest, size)
         self.kind = kind or self.kind
-        self.window = window or self.window
+        if window is not None and window > 0:
+            self.window = window
+
+
+class Blocks(Protocol):
+    """Who keeps a rank's blocks where the rank itself does not."""
+
+    def store(self, place: Place, event: BlockStored) -> None:
+        """Take in an event's blocks."""
+
+    def remove(self, place: Place, event: BlockRemoved) -> None:
+        """Take an event's blocks away."""
+
+    def clear(self) -> None:
+        """Forget all blocks."""
 
 
 class RankMap:
@@ -182,27 +194,25 @@ class RankMap:
         if unknown and "hash-mismatch" not in self.ledger.faults:
             self.ledger.fault("hash-unverified", now)
 
-    def _tier(self, medium: str | None, count: bool) -> str | None:
+    def _tier(self, medium: str | None) -> str | None:
         name = "GPU" if medium is None else medium.upper()
         tier = self._tiers.get(name)
-        if tier is None and count:
-            self._count_medium(name)
+        if tier is None:
+            count_medium(self.unknown_media, name)
         return tier
 
-    def _count_medium(self, name: str) -> None:
-        known = name in self.unknown_media or len(self.unknown_media) < _MAX_NAMES
-        self.unknown_media[name if known else "(other)"] += 1
-
-    def _is_one_too_many(self, group: int) -> bool:
-        """Return whether this would be one group more than an engine has; counted as a medium that is not known."""
-        if group in self.groups or len(self.groups) < _MAX_GROUPS:
+    def _refuses(self, place: Place, event: BlockStored, now: float) -> bool:
+        """Return whether this would be one group more than an engine has, or has blocks that none has; counted."""
+        one_too_many = place.group not in self.groups and len(self.groups) >= MAX_GROUPS
+        if not one_too_many and self._block_tokens(event) <= MAX_BLOCK_TOKENS:
             return False
-        self._count_medium("(too many groups)")
+        self.counts["refused"] += 1
+        self.ledger.fault("refused", now)
         return True
 
-    def place_of(self, event: BlockStored | BlockRemoved, *, count: bool = True) -> Place | None:
-        """Return where an event's blocks are; None, and (if `count`) counted, where that scores nothing."""
-        tier = self._tier(event.medium, count)
+    def place_of(self, event: BlockStored | BlockRemoved) -> Place | None:
+        """Return where an event's blocks are; None, and counted, where that scores nothing."""
+        tier = self._tier(event.medium)
         return None if tier is None else Place(tier, _is_remote(event.locality), event.group_idx or 0)
 
     def _learn(self, place: Place, event: BlockStored) -> None:
@@ -210,19 +220,24 @@ class RankMap:
         size = self._block_tokens(event)
         group.learn(place.tier, size, event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window)
 
-    def apply_without_blocks(self, batch: EventBatch, now: float) -> None:
-        """Do for a batch all that `apply` does except hold blocks, for who keeps them elsewhere."""
+    def apply_elsewhere(self, batch: EventBatch, now: float, blocks: Blocks) -> None:
+        """Do for a batch all that `apply` does except hold its blocks, which `blocks` takes."""
         self.counts["batches"] += 1
         for event in batch.events:
-            if isinstance(event, (BlockStored, BlockRemoved)):
+            if isinstance(event, BlockStored):
                 place = self.place_of(event)
-                if place is not None and isinstance(event, BlockStored):
-                    if self._is_one_too_many(place.group):
-                        continue
+                if place is not None and not self._refuses(place, event, now):
                     self._learn(place, event)
+                    self.counts["stored"] += len(event.block_hashes)
+                    blocks.store(place, event)
+            elif isinstance(event, BlockRemoved):
+                place = self.place_of(event)
                 if place is not None:
-                    self.counts[_COUNTED[type(event)]] += len(event.block_hashes)
+                    self.counts["removed"] += len(event.block_hashes)
+                    blocks.remove(place, event)
             else:
+                if isinstance(event, AllBlocksCleared):
+                    blocks.clear()
                 self._apply_other(event, now)
         self._verify(batch, now)
 
@@ -235,7 +250,7 @@ class RankMap:
 
     def _store(self, event: BlockStored, now: float) -> None:
         place = self.place_of(event)
-        if place is None or self._is_one_too_many(place.group):
+        if place is None or self._refuses(place, event, now):
             return
         tier, number = place.tier, place.group
         self._learn(place, event)
@@ -355,13 +370,8 @@ class RankMap:
     # --- bounds -----------------------------------------------------------------------------------------------
 
     def evict(self, count: int, now: float) -> int:
-        """Drop up to `count` blocks of the fullest place: the oldest chain, from its end. Returns how many."""
-        layer = max(self.layers.values(), key=len)
-        dropped = 0
-        while dropped < count and layer.blocks:
-            for key in reversed(layer.oldest_leaf()[-(count - dropped) :]):
-                layer.drop(key)
-                dropped += 1
+        """Drop up to `count` blocks of the fullest place, see `Layer.evict`. Returns how many."""
+        dropped = max(self.layers.values(), key=len, default=_EMPTY).evict(count)
         self.counts["evicted"] += dropped
         self.ledger.fault("evicted", now)
         return dropped
@@ -462,7 +472,8 @@ class RankMap:
         """
         self.ledger = Ledger.restore(value["ledger"])
         self.counts.update(value["counts"])
-        self.unknown_media.update(value["media"])
+        for name, count in value["media"].items():
+            count_medium(self.unknown_media, name, count)
         for number, *fields in value["groups"]:
             self.groups[number] = Group(*fields)
         for place, blocks in value["places"]:
@@ -480,8 +491,13 @@ def check_block(key: Any, copies: Any, parent: Any) -> None:
         raise ValueError(f"block {key!r} has no sound values")
 
 
+def count_medium(counts: Counter[str], name: str, count: int = 1) -> None:
+    """Count events of a medium that scores nothing: by its name, of which there are `_MAX_NAMES` and ``(other)``."""
+    known = name in counts or len(counts) < _MAX_NAMES
+    counts[name if known else "(other)"] += count
+
+
 _EMPTY = Layer()
-_COUNTED: Mapping[type, str] = {BlockStored: "stored", BlockRemoved: "removed"}
 
 
 def _known_parent(layers: Sequence[Layer], key: int) -> int:

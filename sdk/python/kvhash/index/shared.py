@@ -13,22 +13,40 @@ out anew if not. So any number of replicas may follow the same engines: a batch 
 
 from __future__ import annotations
 
+import inspect
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from kvhash._errors import MissingDependencyError, UsageError
-from kvhash.events.records import BadMessage, Batch, Gap, Lost, Record, Recovered, Restart
-from kvhash.events.schema import AllBlocksCleared, BlockRemoved, BlockStored, EventBatch, HashValue, hash_key
+from kvhash._checks import check_int
+from kvhash._errors import DecodeError, MissingDependencyError, UsageError
+from kvhash.events.records import BadMessage, Batch, Gap, Lost, Record, Recovered, Restart, Stale
+from kvhash.events.schema import BlockRemoved, BlockStored, EventBatch, HashValue, hash_key
 
+from .checks import (
+    MAX_RANKS,
+    check_batch,
+    check_clock,
+    check_engine,
+    check_engine_settings,
+    check_engines,
+    check_hashes,
+    check_num_tokens,
+    check_rank,
+    check_record,
+    check_settings,
+    check_tiers,
+    name_bad_hash,
+)
 from .layer import UNPLACED, Block, Keys, Layer
 from .ledger import Ledger
-from .rank import Group, Place, RankMap
-from .residency import better_match, worst_knowledge
+from .rank import Group, Place, RankMap, count_medium
+from .residency import COUNTS, DumpedGroup, DumpedLedger, better_match, worst_knowledge
 from .types import DEFAULT_TIERS, EngineSettings, Knowledge, PrefixMatch, State
 
 try:
@@ -43,19 +61,28 @@ __all__ = ["SharedResidencyIndex"]
 
 _PREFIX = "kvhash"
 _AWAY = Knowledge(State.UNKNOWN, None, ("store-unreachable",))
-_STORE_END, _STORE, _REMOVE, _DROP, _STORE_ONCE = range(1, 6)
-_OP_BYTES = 10
+_STORE_END, _STORE, _REMOVE, _DROP, _STORE_ONCE, _STORE_ONCE_END = range(1, 7)
+#: Field of an engine's state beside its ranks: since when a rank was refused.
+_REFUSED = b"refused"
+_ONE_TOO_MANY = -2
 #: Hashes that the first read of a lookup asks for; each further one asks for twice as many.
 _WINDOW = 64
+#: What the server can keep as a time to live, and more than anybody waits.
+_LONGEST_S = 1e10
 
 # KEYS: meta, then blocks and ends of each place. ARGV: rank, its former state, its new state, ms to live, operations
-# of 10 bytes: what, which place, key.
+# of 11 bytes (what, which place in 2 bytes, key), ranks at most, the time. Answers how many removals met nothing, -1 where
+# the state is another, -2 where the rank is one too many.
 _SCRIPT = """
 local meta, rank = KEYS[1], ARGV[1]
 if (redis.call('HGET', meta, rank) or '') ~= ARGV[2] then return -1 end
+if ARGV[2] == '' and redis.call('HLEN', meta) - redis.call('HEXISTS', meta, 'refused') >= tonumber(ARGV[6]) then
+  redis.call('HSETNX', meta, 'refused', ARGV[7])
+  return -2
+end
 local ops, unknown = ARGV[5], 0
-for at = 1, #ops, 10 do
-  local op, place, key = ops:byte(at), ops:byte(at + 1), ops:sub(at + 2, at + 9)
+for at = 1, #ops, 11 do
+  local op, place, key = ops:byte(at), ops:byte(at + 1) * 256 + ops:byte(at + 2), ops:sub(at + 3, at + 10)
   local blocks, ends = KEYS[2 * place], KEYS[2 * place + 1]
   if op == 1 then
     redis.call('HINCRBY', blocks, key, 1)
@@ -76,6 +103,7 @@ for at = 1, #ops, 10 do
     redis.call('DEL', blocks, ends)
   else
     redis.call('HSET', blocks, key, 1)
+    if op == 6 then redis.call('SADD', ends, key) end
   end
 end
 redis.call('HSET', meta, rank, ARGV[3])
@@ -104,19 +132,20 @@ return table.concat(answer)
 class _FetchedLayer(Layer):
     """What a place holds of one lookup's hashes, as far as they were read; of other blocks it knows nothing."""
 
-    __slots__ = ("_digits", "_total")
+    __slots__ = ("_digits", "_held", "_total")
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, *, chunked: bool) -> None:
         super().__init__()
         self._total = total
         self._digits = b""
+        self._held = _HELD if chunked else _CHUNK_END
 
     def take(self, keys: Sequence[int], digits: bytes) -> None:
         """Take in the digits of the next keys."""
         self._digits += digits
         for key, digit in zip(keys, digits, strict=True):
             if digit != _NOT_HELD:
-                self.blocks[key] = _CHUNK_END if digit == _ENDS else _HELD
+                self.blocks[key] = _CHUNK_END if digit == _ENDS else self._held
 
     def run(self, keys: Keys, start: int = 0) -> int:
         """Return the place after the last of the held blocks that follow each other from `start`."""
@@ -126,8 +155,32 @@ class _FetchedLayer(Layer):
         return max(start, len(self._digits)) if end < 0 else end
 
 
+#: What `SharedResidencyIndex.stats` counts: nothing that takes knowing the blocks.
+_COUNTS = (
+    *(name for name in COUNTS if name not in ("evicted", "collisions", "conflicts", "tokenless")),
+    "dropped",
+)
+_COUNTS = tuple(name for name in _COUNTS if not name.startswith("sparse_"))
 _NOT_HELD, _ENDS = b"0"[0], b"2"[0]
 _HELD, _CHUNK_END = Block(UNPLACED, None, False), Block(UNPLACED, None, True)
+
+
+class _State(msgspec.Struct):
+    """How a rank's state is written."""
+
+    ledger: DumpedLedger
+    groups: list[DumpedGroup]
+    places: list[tuple[str, bool, int, bool]]
+    life: int
+    floor: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Unnumbered:
+    """A batch that follows whatever its rank's last one is."""
+
+    rank: int | None
+    batch: EventBatch
 
 
 class _Rank:
@@ -146,13 +199,16 @@ class _Rank:
         self.life = 0
         self.floor: float | None = None
         if raw:
-            value = msgspec.msgpack.decode(raw)
-            self.map.ledger = Ledger.restore(value["ledger"])
-            for number, *fields in value["groups"]:
+            try:
+                value = msgspec.msgpack.decode(raw, type=_State)
+            except (msgspec.MsgspecError, RecursionError) as error:
+                raise DecodeError(f"the store holds what no index wrote: {error}") from None
+            self.map.ledger = Ledger.restore(msgspec.to_builtins(value.ledger))
+            for number, *fields in value.groups:
                 self.map.groups[number] = Group(*fields)
-            self.places = [Place(*place) for *place, _ in value["places"]]
-            self.heard = {Place(*place) for *place, heard in value["places"] if heard}
-            self.life, self.floor = value["life"], value["floor"]
+            self.places = [Place(*place) for *place, _ in value.places]
+            self.heard = {Place(*place) for *place, heard in value.places if heard}
+            self.life, self.floor = value.life, value.floor
 
     def dump(self) -> bytes:
         """Return the state as it is written."""
@@ -168,6 +224,51 @@ class _Rank:
         if place not in self.places:
             self.places.append(place)
         return self.places.index(place) + 1
+
+    def forget_former_places(self) -> None:
+        """Leave out the places of former lives: their keys were dropped with them."""
+        self.places = [place for place in self.places if place in self.heard]
+
+
+class _Operations:
+    """What batches do to the blocks of a rank, packed for the script. ``unknown``: removals where nothing is held."""
+
+    def __init__(self, rank: _Rank, device: str, now: float) -> None:
+        self._rank = rank
+        self._device = device
+        self._now = now
+        self.packed = bytearray()
+        self.unknown = 0
+
+    def store(self, place: Place, event: BlockStored) -> None:
+        """Take in an event's blocks."""
+        self._rank.heard.add(place)
+        number, lower = self._rank.place(place), place.tier != self._device
+        last = len(event.block_hashes) - 1
+        reuse = self._rank.map.settings.reports_reuse
+        if reuse and event.block_hashes:
+            self._rank.map.ledger.fault("reuse-reported", self._now)
+        for index, value in enumerate(event.block_hashes):
+            ends = lower and (not event.token_ids or index == last)
+            once, again = (_STORE_ONCE_END, _STORE_END) if ends else (_STORE_ONCE, _STORE)
+            self._add(once if reuse else again, number, hash_key(value))
+
+    def remove(self, place: Place, event: BlockRemoved) -> None:
+        """Take an event's blocks away."""
+        if place not in self._rank.heard:
+            self.unknown += len(event.block_hashes)
+            return
+        number = self._rank.place(place)
+        for value in event.block_hashes:
+            self._add(_REMOVE, number, hash_key(value))
+
+    def clear(self) -> None:
+        """Forget all blocks."""
+        for number in range(1, len(self._rank.places) + 1):
+            self._add(_DROP, number, 0)
+
+    def _add(self, what: int, place: int, key: int) -> None:
+        self.packed += bytes((what,)) + place.to_bytes(2, "big") + key.to_bytes(8, "big")
 
 
 class SharedResidencyIndex:
@@ -196,25 +297,25 @@ class SharedResidencyIndex:
     ) -> None:
         if redis is None:
             raise MissingDependencyError("the shared index needs redis: pip install 'kvhash[redis]'")
-        if client.get_encoder().decode_responses:
-            raise UsageError("expected a client with decode_responses=False", at="$.client")
-        if ttl_s <= 0:
-            raise UsageError(f"a time to live is above 0 seconds, got {ttl_s:g}", at="$.ttl_s")
-        self.tiers = {medium.upper(): tier for medium, tier in tiers.items()}
+        _check_client(client)
+        self.tiers = check_tiers(tiers)
         self._order = list(dict.fromkeys(self.tiers.values()))
         self._client = client
         self._script = client.register_script(_SCRIPT)
-        self._ttl_ms = int(ttl_s * 1000)
-        self._settings = dict(settings or {})
-        self._clock = clock
-        self._retry_s = retry_s
+        self._ttl_ms = int(_seconds(ttl_s, "ttl_s", 0.001) * 1000)
+        self._settings = check_settings(settings)
+        self._clock = check_clock(clock)
+        self._retry_s = _seconds(retry_s, "retry_s", 0.0)
         self._retry_at: float | None = None
-        self._pending: deque[tuple[str, Record]] = deque()
-        self._max_pending = max_pending
+        self._pending: deque[tuple[str, Record | _Unnumbered]] = deque()
+        self._max_pending = check_int(max_pending, at="$.max_pending", what="a number of records", minimum=1)
         self._ranks: dict[tuple[str, int | None], _Rank] = {}
         # The life of each rank that this replica's own stream is in, as the store counts lives.
         self._lives: dict[tuple[str, int | None], int] = {}
         self._counts: Counter[str] = Counter()
+        self._media: Counter[str] = Counter()
+        # For what waits and is written: one thread at a time.
+        self._lock = threading.RLock()
 
     # --- the server may be away -------------------------------------------------------------------------------
 
@@ -240,45 +341,58 @@ class SharedResidencyIndex:
 
     def configure(self, engine: str, settings: EngineSettings) -> None:
         """Tell this replica what events do not say of an engine."""
-        self._settings[engine] = settings
+        with self._lock:
+            self._settings[check_engine(engine)] = check_engine_settings(settings)
+            self._forget_ranks(engine)
+
+    def _forget_ranks(self, engine: str) -> None:
         for known in [known for known in self._ranks if known[0] == engine]:
-            del self._ranks[known]
+            self._ranks.pop(known, None)
 
     def apply(self, engine: str, batch: EventBatch) -> None:
         """Apply a batch after the last one applied: for a single writer. `apply_record` is for all others."""
-        seq = self.position(engine, batch.data_parallel_rank)
-        number = 0 if seq is None else seq + 1
-        self.apply_record(engine, Batch(engine, batch.data_parallel_rank, number, b"", 0, batch, b""))
+        check_batch(batch)
+        self._take_in(check_engine(engine), [_Unnumbered(batch.data_parallel_rank, batch)])
 
     def apply_record(self, engine: str, record: Record) -> None:
         """Apply one record of a subscriber that follows this engine."""
         self.apply_records(engine, (record,))
 
     def apply_records(self, engine: str, records: Iterable[Record]) -> None:
-        """Apply records in order; those of one rank that follow each other go in one round trip."""
-        for record in records:
-            if isinstance(record, BadMessage) and record.seq is None:
-                self._counts["bad_messages"] += 1
-                continue
-            self._pending.append((engine, record))
-            if len(self._pending) > self._max_pending:
-                self._pending.popleft()
-                self._counts["dropped"] += 1
-        self.flush()
+        """Apply records in order; those of one rank that follow each other go in one round trip.
+
+        Raises UsageError for what is no record, and then applies none.
+        """
+        if not isinstance(records, Iterable):
+            raise UsageError(f"expected records, got {type(records).__name__}", at="$.records")
+        self._take_in(check_engine(engine), [check_record(record) for record in records])
+
+    def _take_in(self, engine: str, records: Sequence[Record | _Unnumbered]) -> None:
+        with self._lock:
+            for record in records:
+                if isinstance(record, BadMessage) and record.seq is None:
+                    self._counts["bad_messages"] += 1
+                    continue
+                self._pending.append((engine, record))
+                if len(self._pending) > self._max_pending:
+                    self._pending.popleft()
+                    self._counts["dropped"] += 1
+            self.flush()
 
     def flush(self) -> bool:
         """Write what waits; returns whether nothing is left."""
-        while self._pending:
-            engine, rank = self._pending[0][0], self._pending[0][1].rank
-            group: list[Record] = []
-            for name, record in self._pending:
-                if (name, record.rank) != (engine, rank) or len(group) == 256:
-                    break
-                group.append(record)
-            if self._try(lambda: self._write(engine, rank, group)) is None:  # noqa: B023 - called at once
-                return False
-            for _ in group:
-                self._pending.popleft()
+        with self._lock:
+            while self._pending:
+                engine, rank = self._pending[0][0], self._pending[0][1].rank
+                group: list[Record | _Unnumbered] = []
+                for name, record in self._pending:
+                    if (name, record.rank) != (engine, rank) or len(group) == 256:
+                        break
+                    group.append(record)
+                if self._try(lambda: self._write(engine, rank, group)) is None:  # noqa: B023 - called at once
+                    return False
+                for _ in group:
+                    self._pending.popleft()
         return True
 
     @property
@@ -286,7 +400,7 @@ class SharedResidencyIndex:
         """How many records wait for the server."""
         return len(self._pending)
 
-    def _write(self, engine: str, number: int | None, records: Sequence[Record]) -> bool:
+    def _write(self, engine: str, number: int | None, records: Sequence[Record | _Unnumbered]) -> bool:
         known, now = (engine, number), self._clock()
         while True:
             rank = self._ranks.get(known)
@@ -294,35 +408,60 @@ class SharedResidencyIndex:
                 raw = self._client.hget(self._meta(engine), _rank_name(number)) or b""
                 rank = _Rank(self.tiers, self._settings.get(engine, EngineSettings()), raw)  # type: ignore[arg-type]
             former = rank.raw
-            life = self._lives.get(known, rank.life)
-            operations = bytearray()
+            life = min(self._lives.get(known, rank.life), rank.life)  # the store may have lost some
+            rank.forget_former_places()
+            operations = _Operations(rank, self._order[0], now)
             for record in records:
                 life = self._take(rank, record, life, operations, now)
             raw = rank.dump()
-            if raw == former and not operations:
+            if raw == former and not operations.packed:
                 written = 0
             else:
                 keys = [self._meta(engine)]
                 for place in rank.places:
                     keys += [self._key(engine, "b", number, place), self._key(engine, "e", number, place)]
-                args = (_rank_name(number), former, raw, self._ttl_ms, bytes(operations))
+                args = (
+                    _rank_name(number),
+                    former,
+                    raw,
+                    self._ttl_ms,
+                    bytes(operations.packed),
+                    MAX_RANKS,
+                    now,
+                )
                 written = self._script(keys=keys, args=args)
+                if written == _ONE_TOO_MANY:
+                    self._counts["refused"] += len(records)
+                    return True
                 if written >= 0 and not former:
                     self._client.sadd(f"{_PREFIX}:engines", engine)
             if written >= 0:
                 rank.raw = raw
                 self._ranks[known] = rank
                 self._lives[known] = life
-                self._counts.update(rank.map.counts)
-                self._counts["removed"] -= written
-                self._counts["removed_unknown"] += written
-                rank.map.counts.clear()
+                self._count(rank.map, written + operations.unknown)
                 return True
             self._ranks.pop(known, None)  # another replica was first
 
-    def _take(self, rank: _Rank, record: Record, life: int, operations: bytearray, now: float) -> int:
+    def _count(self, rank: RankMap, unknown: int) -> None:
+        """Count what was written of a rank; `unknown`: removals that met nothing."""
+        self._counts.update(rank.counts)
+        self._counts["removed"] -= unknown
+        self._counts["removed_unknown"] += unknown
+        rank.counts.clear()
+        for medium, count in rank.unknown_media.items():
+            count_medium(self._media, medium, count)
+        rank.unknown_media.clear()
+
+    def _take(
+        self, rank: _Rank, record: Record | _Unnumbered, life: int, operations: _Operations, now: float
+    ) -> int:
         """Work one record into a rank's state; returns the life that this replica's stream is in."""
         ledger = rank.map.ledger
+        if isinstance(record, _Unnumbered):
+            ledger.accept(ledger.next_seq, record.batch.ts, now)
+            rank.map.apply_elsewhere(record.batch, now, operations)
+            return rank.life
         if isinstance(record, Restart):
             if rank.life > life:
                 return life + 1  # another replica said so already
@@ -337,61 +476,40 @@ class SharedResidencyIndex:
         if isinstance(record, Batch):
             place = ledger.accept(record.seq, record.batch.ts, now)
             if place == "again":
-                self._counts["repeated"] += 1
+                rank.map.counts["repeated"] += 1
                 return life
             if place == "new-life":
                 self._new_life(rank, operations)
                 ledger = rank.map.ledger
                 ledger.accept(record.seq, record.batch.ts, now)
-            self._operate(rank, record.batch, operations, now)
+            rank.map.apply_elsewhere(record.batch, now, operations)
             return rank.life
         last = -1 if ledger.last_seq is None else ledger.last_seq
         if isinstance(record, (Gap, Lost)) and record.last > last:
             note = ledger.gap if isinstance(record, Gap) else ledger.lost
-            note(max(record.first, last + 1), record.last, now)
+            first = max(record.first, last + 1)
+            note(first, record.last, now)
+            if isinstance(record, Lost):
+                rank.map.counts["lost"] += max(0, record.last - first + 1)
         elif isinstance(record, Recovered):
             ledger.recovered(record.first, record.last)
         elif isinstance(record, BadMessage) and record.seq is not None and record.seq > last:
+            rank.map.counts["bad_messages"] += 1
             ledger.unreadable(record.seq, now)
+        elif isinstance(record, Stale):
+            rank.map.counts["stale"] += 1
         return life
 
-    def _new_life(self, rank: _Rank, operations: bytearray) -> None:
-        self._drop_all(rank, operations)
+    def _new_life(self, rank: _Rank, operations: _Operations) -> None:
+        operations.clear()
         rank.floor = rank.map.ledger.last_ts or rank.floor
         rank.map.restart()
         rank.heard.clear()
         rank.life += 1
 
-    def _drop_all(self, rank: _Rank, operations: bytearray) -> None:
-        for number in range(1, len(rank.places) + 1):
-            operations += bytes((_DROP, number)) + bytes(8)
-
-    def _operate(self, rank: _Rank, batch: EventBatch, operations: bytearray, now: float) -> None:
-        """Turn a batch into operations; all but the blocks is the embedded index's own doing."""
-        for event in batch.events:
-            if isinstance(event, AllBlocksCleared):
-                self._drop_all(rank, operations)
-            elif isinstance(event, (BlockStored, BlockRemoved)):
-                place = rank.map.place_of(event, count=False)
-                if place is None:  # counted when the rest of the batch is applied
-                    continue
-                number = rank.place(place)
-                if isinstance(event, BlockStored):
-                    rank.heard.add(place)
-                last = len(event.block_hashes) - 1
-                for index, value in enumerate(event.block_hashes):
-                    what = _REMOVE
-                    if isinstance(event, BlockStored):
-                        ends = place.tier != self._order[0] and (not event.token_ids or index == last)
-                        what = _STORE_END if ends else _STORE
-                        if rank.map.settings.reports_reuse:
-                            what = _STORE_ONCE
-                            rank.map.ledger.fault("reuse-reported", now)
-                    operations += bytes((what, number)) + hash_key(value).to_bytes(8, "big")
-        rank.map.apply_without_blocks(batch, now)
-
     def remove(self, engine: str) -> bool:
-        """Forget an engine; returns whether it was known. False, too, while the server is away."""
+        """Forget an engine and what waits of it; returns whether it was known. False, too, while the server is away."""
+        check_engine(engine)
 
         def work() -> bool:
             keys = [self._meta(engine)]
@@ -401,9 +519,14 @@ class SharedResidencyIndex:
             self._client.srem(f"{_PREFIX}:engines", engine)
             return bool(self._client.delete(*keys))
 
-        for known in [known for known in self._ranks if known[0] == engine]:
-            del self._ranks[known]
-        return bool(self._try(work))
+        with self._lock:
+            self._forget_ranks(engine)
+            removed = self._try(work)
+            if removed is not None:
+                self._pending = deque(item for item in self._pending if item[0] != engine)
+                for known in [known for known in self._lives if known[0] == engine]:
+                    del self._lives[known]
+        return bool(removed)
 
     # --- asking -----------------------------------------------------------------------------------------------
 
@@ -419,7 +542,10 @@ class SharedResidencyIndex:
         Reads all engines together, in windows of hashes that double, until no engine holds anything of one. While
         the server is away the engines that were asked for hold nothing.
         """
-        asked = self.engines() if engines is None else list(engines)
+        num_tokens, given = check_num_tokens(num_tokens), check_engines(engines)
+        hashes = check_hashes(hashes)
+        name_bad_hash(hashes)
+        asked = self.engines() if given is None else given
         found: dict[str, PrefixMatch] | None = self._try(lambda: self._match(asked, hashes, num_tokens))
         return {engine: PrefixMatch() for engine in asked} if found is None else found
 
@@ -441,7 +567,9 @@ class SharedResidencyIndex:
         """Read which of `keys` each rank holds into its layers, as far as any of its places holds some."""
         alive = dict(ranks)
         layers = {
-            (known, place): _FetchedLayer(len(keys)) for known, rank in alive.items() for place in rank.heard
+            (known, place): _FetchedLayer(len(keys), chunked=place.tier != self._order[0])
+            for known, rank in alive.items()
+            for place in rank.heard
         }
         for known, rank in alive.items():
             rank.map.layers = {place: layers[known, place] for place in rank.heard}
@@ -453,9 +581,8 @@ class SharedResidencyIndex:
             pipeline = self._client.pipeline(transaction=False)
             for (engine, number), place in asked:
                 names = [self._key(engine, kind, number, place) for kind in "be"]
-                lower = place.tier != self._order[0] or place.remote
                 # Not `eval`, which a cluster's pipelines do not have.
-                chunks = "1" if lower else "0"
+                chunks = "0" if place.tier == self._order[0] else "1"
                 pipeline.execute_command("EVAL", _READ, 2, *names, text, chunks)  # type: ignore[no-untyped-call]
             holding = set()
             for at, digits in zip(asked, pipeline.execute(), strict=True):
@@ -466,7 +593,7 @@ class SharedResidencyIndex:
             start, size = start + size, 2 * size
 
     def engines(self) -> list[str]:
-        """Return the engines that are known, in no order; none while the server is away."""
+        """Return the engines that are known, by name; none while the server is away."""
 
         def work() -> list[str]:
             names = sorted(name.decode() for name in self._client.smembers(f"{_PREFIX}:engines"))  # type: ignore[union-attr]
@@ -482,27 +609,43 @@ class SharedResidencyIndex:
         return self._try(work) or []
 
     def ranks(self, engine: str) -> list[int | None]:
-        """Return an engine's ranks."""
+        """Return an engine's ranks, the lowest first."""
+        check_engine(engine)
         return list(self._try(lambda: self._read(engine)) or ())
 
     def knowledge(self, engine: str, rank: int | None | str = "all") -> Knowledge:
         """Return how far the index may be trusted about an engine, or one of its ranks."""
-        ranks: dict[int | None, _Rank] | None = self._try(lambda: self._read(engine))
-        if ranks is None:
+        check_engine(engine)
+        number = None if rank == "all" else check_rank(rank)
+
+        def work() -> tuple[dict[int | None, _Rank], bytes | None]:
+            ranks = self._read(engine)
+            return ranks, self._client.hget(self._meta(engine), _REFUSED) if ranks else None  # type: ignore[arg-type,return-value]
+
+        found: tuple[dict[int | None, _Rank], bytes | None] | None = self._try(work)
+        if found is None:
             return _AWAY
+        ranks, refused = found
         if rank != "all":
-            ranks = {number: one for number, one in ranks.items() if number == rank}
-        known = worst_knowledge([one.map.ledger.knowledge() for one in ranks.values()])
-        waiting = any(name == engine for name, _ in self._pending)
+            ranks, refused = ({number: ranks[number]} if number in ranks else {}), None
+        known = worst_knowledge(
+            [one.map.ledger.knowledge() for one in ranks.values()],
+            refused_since=None if refused is None else float(refused),
+        )
+        with self._lock:
+            waiting = any(name == engine for name, _ in self._pending)
         return replace(known, state=State.UNKNOWN, reasons=("store-unreachable",)) if waiting else known
 
     def position(self, engine: str, rank: int | None) -> int | None:
         """Return the number of the last batch applied; None where none was or the server is away."""
+        check_engine(engine)
+        check_rank(rank)
         ranks: dict[int | None, _Rank] = self._try(lambda: self._read(engine)) or {}
         return ranks[rank].map.ledger.last_seq if rank in ranks else None
 
     def holdings(self, engine: str) -> dict[tuple[int | None, Place], dict[int, int]]:
         """Return all that an engine holds: by rank and place, key -> copies."""
+        check_engine(engine)
 
         def work() -> dict[tuple[int | None, Place], dict[int, int]]:
             held = {}
@@ -520,6 +663,7 @@ class SharedResidencyIndex:
 
     def blocks_by_tier(self, engine: str) -> dict[str, int]:
         """Return how many blocks an engine holds in each tier, ``TIER (remote)`` apart."""
+        check_engine(engine)
 
         def work() -> dict[str, int]:
             counted: Counter[str] = Counter()
@@ -536,8 +680,18 @@ class SharedResidencyIndex:
         return sum(sum(self.blocks_by_tier(engine).values()) for engine in self.engines())
 
     def stats(self) -> dict[str, Any]:
-        """Return what this replica did: the counts of `ResidencyIndex.stats` that need no blocks."""
-        return {"pending": len(self._pending), "reachable": self.reachable, **self._counts}
+        """Return what this replica did: the counts of `ResidencyIndex.stats` that need no blocks.
+
+        ``pending``: records that wait; ``reachable``: whether the server answered the last time; ``dropped``: records
+        that did not fit.
+        """
+        with self._lock:
+            return {
+                "pending": len(self._pending),
+                "reachable": self.reachable,
+                **{name: self._counts[name] for name in _COUNTS},
+                "unknown_media": dict(self._media),
+            }
 
     # --- reading ----------------------------------------------------------------------------------------------
 
@@ -554,9 +708,9 @@ class SharedResidencyIndex:
             settings = self._settings.get(engine, EngineSettings())
             if settings.hashing is not None:  # what is there was verified when it was written
                 settings = replace(settings, hashing=None, tokens_per_hash=_span(settings))
-            states.append(
-                {_rank_number(name): _Rank(self.tiers, settings, raw) for name, raw in sorted(fields.items())}
-            )
+            numbered = [(_rank_number(name), raw) for name, raw in fields.items() if name != _REFUSED]
+            numbered.sort(key=lambda item: (item[0] is not None, item[0]))
+            states.append({number: _Rank(self.tiers, settings, raw) for number, raw in numbered})
         return states
 
     def _meta(self, engine: str) -> str:
@@ -570,7 +724,31 @@ class SharedResidencyIndex:
 def _away() -> tuple[type[Exception], ...]:
     """Return what a client raises while its server, or the node of a cluster that is asked, is away."""
     errors = redis.exceptions
-    return errors.ConnectionError, errors.TimeoutError, errors.RedisClusterException, errors.ClusterError
+    away = (errors.ConnectionError, errors.TimeoutError, errors.RedisClusterException, errors.ClusterError)
+    # It answers, and takes nothing: its memory is full, or it has become a replica.
+    return *away, errors.OutOfMemoryError, errors.ReadOnlyError
+
+
+def _check_client(client: Any) -> None:
+    """Raise UsageError unless this is a client that the index can use."""
+    methods = ("get_encoder", "register_script", "pipeline", "execute_command")
+    if not all(callable(getattr(client, name, None)) for name in methods) or isinstance(client, type):
+        raise UsageError(
+            f"expected a client, as redis.Redis(...), got {type(client).__name__}", at="$.client"
+        )
+    if inspect.iscoroutinefunction(client.execute_command):
+        raise UsageError("expected a client that answers at once, not one of redis.asyncio", at="$.client")
+    if client.get_encoder().decode_responses:
+        raise UsageError("expected a client with decode_responses=False", at="$.client")
+
+
+def _seconds(value: Any, name: str, least: float) -> float:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not least <= value <= _LONGEST_S:
+        raise UsageError(
+            f"expected seconds, from {least:g} to {_LONGEST_S:g}, got {value!r:.40}", at=f"$.{name}"
+        )
+    return float(value)
 
 
 def _tag(engine: str) -> str:

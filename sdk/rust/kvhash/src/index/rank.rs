@@ -10,6 +10,8 @@ use crate::function::{HashFunction, Scratch};
 
 /// KV cache groups that one rank may have: an engine has a handful, and a publisher that names ever new ones gets no more.
 const MAX_GROUPS: usize = 64;
+/// Tokens of one block at most, so that no number of blocks in memory reaches 2^64 tokens.
+const MAX_BLOCK_TOKENS: u64 = (1 << 31) - 1;
 /// How many names of unknown media are counted apart.
 const MAX_NAMES: usize = 64;
 
@@ -104,6 +106,8 @@ pub enum Signal {
     Undecodable,
     /// An event of a kind that is not known was passed over.
     UnknownEvent,
+    /// An event was not taken in: its group is one too many, or its blocks are too large.
+    Refused,
     /// All blocks were cleared.
     Cleared,
 }
@@ -117,6 +121,7 @@ impl Signal {
             Self::ReuseReported => "reuse-reported",
             Self::Undecodable => "undecodable",
             Self::UnknownEvent => "unknown-event",
+            Self::Refused => "refused",
             Self::Cleared => "cleared",
         }
     }
@@ -139,12 +144,13 @@ pub struct Counts {
     pub sparse_unplaced: u64,
     pub undecodable: u64,
     pub unknown_events: u64,
+    pub refused: u64,
 }
 
 impl Counts {
     /// Name and count.
     #[must_use]
-    pub const fn named(&self) -> [(&'static str, u64); 13] {
+    pub const fn named(&self) -> [(&'static str, u64); 14] {
         [
             ("batches", self.batches),
             ("stored", self.stored),
@@ -159,6 +165,7 @@ impl Counts {
             ("sparse_unplaced", self.sparse_unplaced),
             ("undecodable", self.undecodable),
             ("unknown_events", self.unknown_events),
+            ("refused", self.refused),
         ]
     }
 }
@@ -367,13 +374,15 @@ impl RankMap {
     fn store(&mut self, event: &BlockStored<'_>, signals: &mut Vec<Signal>) {
         let Some(tier) = self.tier(event.medium) else { return };
         let number = event.group_idx.map_or(0, Integer::value);
-        if !self.groups.contains_key(&number) && self.groups.len() >= MAX_GROUPS {
-            self.count_medium("(too many groups)", 1);
-            return;
-        }
         let dense = self.is_dense(event);
         let (count, tokens) = (event.block_hashes.len(), event.token_ids.len());
         let size = if dense { (tokens / count) as u64 } else { event.block_size };
+        let one_too_many = !self.groups.contains_key(&number) && self.groups.len() >= MAX_GROUPS;
+        if one_too_many || size > MAX_BLOCK_TOKENS {
+            self.counts.refused += 1;
+            signals.push(Signal::Refused);
+            return;
+        }
         let window = event.kv_cache_spec_sliding_window.map_or(0, Integer::value);
         self.learn(number, tier, size, event.kv_cache_spec_kind, u64::try_from(window).unwrap_or(0));
         let at = self.layer_at(Place { tier, remote: is_remote(event.locality), group: number });
