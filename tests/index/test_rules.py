@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from kvhash import BlockHasher, KvHashError
+from kvhash import BlockHasher
 from kvhash._backend import native_module
 from kvhash._errors import UsageError
 from kvhash.events._errors import EventDecodeError

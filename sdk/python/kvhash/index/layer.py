@@ -28,8 +28,8 @@ class Block:
     """One held block.
 
     ``copies``: stores minus removals. ``parent``: a key, ROOT or UNPLACED. ``depth``: see the module. ``children``:
-    keys of held blocks whose parent this is, in the order in which they were linked. ``digest``: its whole hash, where that was published. ``ends_chunk``:
-    whether what was stored with it may be retrieved up to here.
+    keys of held blocks whose parent this is, in the order in which they were linked. ``digest``: its whole hash, where
+    that was published. ``ends_chunk``: whether what was stored with it may be retrieved up to here.
     """
 
     __slots__ = ("children", "copies", "depth", "digest", "ends_chunk", "parent")

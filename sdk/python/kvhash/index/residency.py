@@ -373,7 +373,8 @@ class ResidencyIndex:
     def position(self, engine: str, rank: int | None) -> int | None:
         """Return the number of the last batch applied, to go on from after a `load`; None where none was."""
         ranks = self._engines.get(check_engine(engine), {})
-        return ranks[check_rank(rank)].ledger.last_seq if rank in ranks else None
+        number = check_rank(rank)
+        return ranks[number].ledger.last_seq if number in ranks else None
 
     @_alone
     def holdings(self, engine: str) -> dict[tuple[int | None, Place], dict[int, int]]:

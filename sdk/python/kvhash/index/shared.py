@@ -71,8 +71,8 @@ _WINDOW = 64
 _LONGEST_S = 1e10
 
 # KEYS: meta, then blocks and ends of each place. ARGV: rank, its former state, its new state, ms to live, operations
-# of 11 bytes (what, which place in 2 bytes, key), ranks at most, the time. Answers how many removals met nothing, -1 where
-# the state is another, -2 where the rank is one too many.
+# of 11 bytes (what, which place in 2 bytes, key), ranks at most, the time. Answers how many removals met nothing, -1
+# where the state is another, -2 where the rank is one too many.
 _SCRIPT = """
 local meta, rank = KEYS[1], ARGV[1]
 if (redis.call('HGET', meta, rank) or '') ~= ARGV[2] then return -1 end
@@ -204,10 +204,13 @@ class _Rank:
             except (msgspec.MsgspecError, RecursionError) as error:
                 raise DecodeError(f"the store holds what no index wrote: {error}") from None
             self.map.ledger = Ledger.restore(msgspec.to_builtins(value.ledger))
-            for number, *fields in value.groups:
-                self.map.groups[number] = Group(*fields)
-            self.places = [Place(*place) for *place, _ in value.places]
-            self.heard = {Place(*place) for *place, heard in value.places if heard}
+            for number, sizes, smallest, kind, window, chunk in value.groups:
+                self.map.groups[number] = Group(sizes, smallest, kind, window, chunk)
+            for tier, remote, group, heard in value.places:
+                place = Place(tier, remote, group)
+                self.places.append(place)
+                if heard:
+                    self.heard.add(place)
             self.life, self.floor = value.life, value.floor
 
     def dump(self) -> bytes:
@@ -620,7 +623,7 @@ class SharedResidencyIndex:
 
         def work() -> tuple[dict[int | None, _Rank], bytes | None]:
             ranks = self._read(engine)
-            return ranks, self._client.hget(self._meta(engine), _REFUSED) if ranks else None  # type: ignore[arg-type,return-value]
+            return ranks, self._client.hget(self._meta(engine), _REFUSED) if ranks else None  # type: ignore[return-value]
 
         found: tuple[dict[int | None, _Rank], bytes | None] | None = self._try(work)
         if found is None:
