@@ -44,7 +44,7 @@ from .types import DEFAULT_TIERS, MAX_BLOCK_TOKENS, EngineSettings, Knowledge, P
 __all__ = ["HotPrefix", "ResidencyIndex", "SnapshotError"]
 
 _FORMAT = "kvhash-index-2"
-#: Batches that are applied before the bound is looked at.
+#: Payloads that are applied before the bound is looked at.
 _AT_ONCE = 256
 #: What `ResidencyIndex.stats` counts.
 COUNTS = (
@@ -149,6 +149,7 @@ class ResidencyIndex:
         promise. Raises UsageError for a batch with values that no batch has, and then changes nothing.
         """
         self._apply_unnumbered(check_engine(engine), check_batch(batch))
+        self._keep_bound()
 
     def _apply_unnumbered(self, engine: str, batch: EventBatch) -> None:
         rank = self._rank(engine, batch.data_parallel_rank)
@@ -166,13 +167,21 @@ class ResidencyIndex:
         todo = check_payloads(payloads)
         check_engine(engine)
         fast = native_module() is not None and self._settings.get(engine, EngineSettings()).hashing is None
+        for first in range(0, len(todo), _AT_ONCE):
+            try:
+                self._apply_some(engine, todo[first : first + _AT_ONCE], first, fast=fast)
+            finally:
+                with self._lock:
+                    self._keep_bound()
+
+    def _apply_some(self, engine: str, payloads: list[bytes], first: int, *, fast: bool) -> None:
         at = 0
-        while at < len(todo):
+        while at < len(payloads):
             ranks = self._engines.get(engine)
             if fast and ranks:
-                at += self._apply_native(ranks, todo[at : at + _AT_ONCE])
-            if at < len(todo):  # of a rank not heard of yet, or not to be read, or to be verified
-                batch = self._decoded(engine, todo[at], at)
+                at += self._apply_native(ranks, payloads[at:])
+            if at < len(payloads):  # of a rank not heard of yet, or not to be read, or to be verified
+                batch = self._decoded(engine, payloads[at], first + at)
                 with self._lock:
                     self._apply_unnumbered(engine, batch)
                 at += 1
@@ -197,7 +206,7 @@ class ResidencyIndex:
                 rank.ledger.unnumbered(ts)
                 if isinstance(rank, NativeRankMap):
                     rank.told(signals, now)
-            self._grown(told.grown, now)
+            self._size += told.grown
         return told.done
 
     @_alone
@@ -225,6 +234,7 @@ class ResidencyIndex:
                 self._restart(rank)
                 rank.ledger.accept(record.seq, record.batch.ts, now)
             self._apply(rank, record.batch, record.payload)
+            self._keep_bound()
         elif isinstance(record, Gap):
             rank.ledger.gap(record.first, record.last, now)
         elif isinstance(record, Recovered):
@@ -273,14 +283,13 @@ class ResidencyIndex:
         return rank
 
     def _apply(self, rank: RankMap, batch: EventBatch, payload: bytes | None = None) -> None:
-        before, now = rank.size, self._clock()
-        rank.apply(batch, now, payload)
-        self._grown(rank.size - before, now)
+        before = rank.size
+        rank.apply(batch, self._clock(), payload)
+        self._size += rank.size - before
 
-    def _grown(self, blocks: int, now: float) -> None:
-        self._size += blocks
+    def _keep_bound(self) -> None:
         if self.max_blocks is not None and self._size > self.max_blocks:
-            self._evict(now)
+            self._evict(self._clock())
 
     def _restart(self, rank: RankMap) -> None:
         self._size -= rank.size
@@ -481,8 +490,8 @@ class ResidencyIndex:
             raise SnapshotError(f"the bytes are no snapshot of an index: {error}") from None
         self._counts, self._media = Counter(value.counts), Counter(value.media)
         self._engines, self._refused, self._fleet = engines, value.refused, None
-        self._size = 0
-        self._grown(sum(rank.size for ranks in engines.values() for rank in ranks.values()), self._clock())
+        self._size = sum(rank.size for ranks in engines.values() for rank in ranks.values())
+        self._keep_bound()
 
     def _restored(self, rank: RankMap, dumped: _DumpedRank) -> RankMap:
         groups = {number for number, *_ in dumped.groups}
