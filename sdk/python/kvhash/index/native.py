@@ -10,6 +10,7 @@ import msgspec
 
 from kvhash._backend import native_module
 from kvhash._errors import KvHashError
+from kvhash.contract import Contract
 from kvhash.events.encode import encode_batch
 from kvhash.events.schema import (
     AllBlocksCleared,
@@ -30,6 +31,7 @@ from .types import EngineSettings, PrefixMatch
 if TYPE_CHECKING:
     from kvhash import _native
 
+_NEWEST = Contract.events_for_vllm("latest")
 _UNDECODABLE = msgspec.msgpack.encode({"type": "BlockStored"})
 _UNKNOWN = msgspec.msgpack.encode({"type": "?"})
 
@@ -149,7 +151,11 @@ class NativeRankMap(RankMap):
 
     def apply(self, batch: EventBatch, now: float, payload: bytes | None = None) -> None:
         """Apply a batch's events in order, from its payload where that is at hand."""
-        self.told(self.native.apply(payload or _payload(batch)), now)
+        try:
+            signals = self.native.apply(payload or _payload(batch))
+        except ValueError:  # the payload is not the batch's
+            signals = self.native.apply(_payload(batch))
+        self.told(signals, now)
         self._verify(batch, now)
 
     def told(self, signals: Iterable[str], now: float) -> None:
@@ -250,12 +256,12 @@ def _payload(batch: EventBatch) -> bytes:
     if any(isinstance(event, (UndecodableEvent, UnknownEvent)) for event in batch.events):
         batch = msgspec.structs.replace(batch, events=tuple(map(_stand_in, batch.events)))
     try:
-        return encode_batch(batch, drop_fields=True)
+        return encode_batch(batch, _NEWEST, drop_fields=True)
     except (KvHashError, OverflowError):
         # Integers of the chain before 0.10.2 are wider than a message can carry; the low 64 bits are the key. And
         # fields that the index does not read may hold what no message can carry.
         events = tuple(_narrow(event) for event in batch.events)
-        return encode_batch(msgspec.structs.replace(batch, events=events), drop_fields=True)
+        return encode_batch(msgspec.structs.replace(batch, events=events), _NEWEST, drop_fields=True)
 
 
 def _stand_in(event: Any) -> Any:

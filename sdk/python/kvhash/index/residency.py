@@ -151,11 +151,11 @@ class ResidencyIndex:
         self._apply_unnumbered(check_engine(engine), check_batch(batch))
         self._keep_bound()
 
-    def _apply_unnumbered(self, engine: str, batch: EventBatch) -> None:
+    def _apply_unnumbered(self, engine: str, batch: EventBatch, payload: bytes | None = None) -> None:
         rank = self._rank(engine, batch.data_parallel_rank)
         if rank is not None:
             rank.ledger.unnumbered(batch.ts)
-            self._apply(rank, batch)
+            self._apply(rank, batch, payload)
 
     def apply_payloads(self, engine: str, payloads: Iterable[bytes]) -> None:
         """Apply batches as they were published, in order: `decode_batch` and `apply` for each.
@@ -175,15 +175,20 @@ class ResidencyIndex:
                     self._keep_bound()
 
     def _apply_some(self, engine: str, payloads: list[bytes], first: int, *, fast: bool) -> None:
-        at = 0
+        at, alone = 0, 1
         while at < len(payloads):
             ranks = self._engines.get(engine)
             if fast and ranks:
-                at += self._apply_native(ranks, payloads[at:])
-            if at < len(payloads):  # of a rank not heard of yet, or not to be read, or to be verified
-                batch = self._decoded(engine, payloads[at], first + at)
+                done = self._apply_native(ranks, payloads[at:])
+                at += done
+                # Who names ever new ranks does not make each of them cost a walk over all that there are.
+                alone = 1 if done else 2 * alone
+            for payload in payloads[
+                at : at + alone
+            ]:  # of a rank not heard of, or not to be read, or to be verified
+                batch = self._decoded(engine, payload, first + at)
                 with self._lock:
-                    self._apply_unnumbered(engine, batch)
+                    self._apply_unnumbered(engine, batch, payload)
                 at += 1
 
     def _decoded(self, engine: str, payload: bytes, at: int) -> EventBatch:
