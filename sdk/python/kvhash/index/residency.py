@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
 from kvhash._backend import native_module
 from kvhash._checks import check_int
-from kvhash._errors import DecodeError, InvalidHashError, UsageError
+from kvhash._errors import InvalidHashError, UsageError
 from kvhash.events._errors import EventDecodeError
 from kvhash.events.decode import decode_batch
 from kvhash.events.records import BadMessage, Batch, Gap, Lost, Record, Recovered, Restart, Stale
@@ -39,11 +38,11 @@ from .checks import (
 )
 from .native import NativeRankMap, apply_payloads, make_fleet, make_rank_map
 from .rank import Place, RankMap, count_medium
-from .types import DEFAULT_TIERS, MAX_BLOCK_TOKENS, EngineSettings, Knowledge, PrefixMatch, State
+from .snapshot import DumpedRank, SnapshotError, seal, unseal
+from .types import DEFAULT_TIERS, EngineSettings, Knowledge, PrefixMatch, State
 
-__all__ = ["HotPrefix", "ResidencyIndex", "SnapshotError"]
+__all__ = ["HotPrefix", "ResidencyIndex"]
 
-_FORMAT = "kvhash-index-2"
 #: Payloads that are applied before the bound is looked at.
 _AT_ONCE = 256
 #: What `ResidencyIndex.stats` counts.
@@ -68,12 +67,6 @@ def _alone(
             return method(index, *args, **kwargs)
 
     return alone
-
-
-class SnapshotError(DecodeError):
-    """The bytes are no snapshot of an index, or one of a form that is not known."""
-
-    code = "invalid-snapshot"
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,9 +454,9 @@ class ResidencyIndex:
             engine: [(number, rank.dump()) for number, rank in ranks.items()]
             for engine, ranks in self._engines.items()
         }
-        value = {"counts": self._counts, "media": self._media, "refused": self._refused, "engines": engines}
-        body = msgspec.msgpack.encode(value)
-        return msgspec.msgpack.encode({"format": _FORMAT, "digest": _digest(body), "body": body})
+        return seal(
+            {"counts": self._counts, "media": self._media, "refused": self._refused, "engines": engines}
+        )
 
     @_alone
     def load(self, data: bytes) -> None:
@@ -475,87 +468,26 @@ class ResidencyIndex:
         """
         if not isinstance(data, (bytes, bytearray, memoryview)):
             raise UsageError(f"expected a snapshot as bytes, got {type(data).__name__}", at="$.data")
+        value = unseal(data, self._order)
+        engines: dict[str, dict[int | None, RankMap]] = {}
         try:
-            outer = msgspec.msgpack.decode(data, type=_Sealed)
-            if outer.format != _FORMAT:
-                raise SnapshotError(f"expected a snapshot of form {_FORMAT!r}, got {outer.format!r:.40}")
-            if outer.digest != _digest(outer.body):
-                raise SnapshotError("the snapshot is damaged: its digest is not that of its contents")
-            value = msgspec.msgpack.decode(outer.body, type=_Snapshot)
-            engines: dict[str, dict[int | None, RankMap]] = {}
             for engine, ranks in value.engines.items():
-                if len(ranks) > MAX_RANKS or len({number for number, _ in ranks}) < len(ranks):
-                    raise ValueError(f"an engine has at most {MAX_RANKS} ranks, each once")
                 settings = self._settings.get(engine, EngineSettings())
                 engines[engine] = {
                     number: self._restored(make_rank_map(self.tiers, settings), dumped)
                     for number, dumped in ranks
                 }
-        except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
-            raise SnapshotError(f"the bytes are no snapshot of an index: {error}") from None
+        except (ValueError, OverflowError) as error:
+            raise SnapshotError(f"the snapshot holds what no index does: {error}") from None
         self._counts, self._media = Counter(value.counts), Counter(value.media)
         self._engines, self._refused, self._fleet = engines, value.refused, None
         self._size = sum(rank.size for ranks in engines.values() for rank in ranks.values())
         self._keep_bound()
 
-    def _restored(self, rank: RankMap, dumped: _DumpedRank) -> RankMap:
-        groups = {number for number, *_ in dumped.groups}
-        places = [place for place, _ in dumped.places]
-        for tier, _, group in places:
-            if tier not in self._order:
-                raise ValueError(f"a place has the tier {tier!r:.40}, and this index has {self._order}")
-            if group not in groups:
-                raise ValueError(f"a place is of group {group}, which is not described")
-        if len(set(places)) < len(places) or len(groups) < len(dumped.groups):
-            raise ValueError("a place or a group is there twice")
+    def _restored(self, rank: RankMap, dumped: DumpedRank) -> RankMap:
         rank.restore(msgspec.to_builtins(dumped, builtin_types=(bytes,)))
         rank.ledger.fault("restored", self._clock())
         return rank
-
-
-_Count = Annotated[int, msgspec.Meta(ge=0)]
-_Tokens = Annotated[int, msgspec.Meta(ge=0, le=MAX_BLOCK_TOKENS)]
-
-
-class DumpedLedger(msgspec.Struct, forbid_unknown_fields=True):
-    """A rank's ledger as it is kept."""
-
-    seq: _Count | None
-    ts: float | None
-    expected: _Count | None
-    faults: dict[str, float]
-    missing: list[tuple[_Count, _Count, float]]
-    heard: bool
-
-
-#: Number, tokens by tier, smallest, kind, window, chunk.
-DumpedGroup = tuple[int, dict[str, _Tokens], _Tokens, str | None, _Count | None, _Tokens | None]
-
-
-class _DumpedRank(msgspec.Struct, forbid_unknown_fields=True):
-    ledger: DumpedLedger
-    counts: dict[str, int]
-    media: dict[str, _Count]
-    groups: list[DumpedGroup]
-    places: list[tuple[tuple[str, bool, int], list[tuple[int, int, int, bytes | None, bool]]]]
-
-
-class _Sealed(msgspec.Struct):
-    format: str
-    digest: bytes = b""
-    body: bytes = b""
-
-
-class _Snapshot(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    counts: dict[str, int]
-    media: dict[str, _Count] = {}
-    refused: dict[str, float] = {}
-    engines: dict[str, list[tuple[int | None, _DumpedRank]]]
-
-
-def _digest(body: bytes) -> bytes:
-    """Return what a damaged body does not have; no proof of who wrote it."""
-    return hashlib.blake2b(body, digest_size=16).digest()
 
 
 def better_match(one: PrefixMatch, other: PrefixMatch) -> PrefixMatch:

@@ -1,12 +1,5 @@
 """The index in a Valkey or Redis server, for several router replicas: same rules, same answers, one state.
 
-Keys of one engine share a hash tag, so that each script and each read stays in one slot of a cluster::
-
-    kvhash:engines                            set of the engines' names (a slot of its own)
-    kvhash:{engine}:meta                      rank -> its ledger, groups and places
-    kvhash:{engine}:b:<rank>:<place>          key (8 bytes) -> copies
-    kvhash:{engine}:e:<rank>:<place>          keys at which a chunk ends (tiers below the device)
-
 A write is one script: it takes place only if the rank's state is the one that the writer started from, and is worked
 out anew if not. So any number of replicas may follow the same engines: a batch is applied once.
 """
@@ -21,12 +14,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from kvhash._checks import check_int
-from kvhash._errors import DecodeError, MissingDependencyError, UsageError
+from kvhash._errors import MissingDependencyError, UsageError
 from kvhash.events.records import BadMessage, Batch, Gap, Lost, Record, Recovered, Restart, Stale
-from kvhash.events.schema import BlockRemoved, BlockStored, EventBatch, HashValue, hash_key
+from kvhash.events.schema import EventBatch, HashValue, hash_key
 
 from .checks import (
     MAX_RANKS,
@@ -43,10 +34,22 @@ from .checks import (
     check_tiers,
     name_bad_hash,
 )
-from .layer import UNPLACED, Block, Keys, Layer
-from .ledger import Ledger
-from .rank import Group, Place, RankMap, count_medium
-from .residency import COUNTS, DumpedGroup, DumpedLedger, better_match, worst_knowledge
+from .rank import Place, RankMap, count_medium
+from .residency import COUNTS, better_match, worst_knowledge
+from .stored import (
+    ENGINES,
+    ONE_TOO_MANY,
+    READ,
+    REFUSED,
+    WRITE,
+    FetchedLayer,
+    Operations,
+    StoredRank,
+    blocks_key,
+    meta_key,
+    rank_name,
+    rank_number,
+)
 from .types import DEFAULT_TIERS, EngineSettings, Knowledge, PrefixMatch, State
 
 try:
@@ -59,101 +62,11 @@ if TYPE_CHECKING:
 
 __all__ = ["SharedResidencyIndex"]
 
-_PREFIX = "kvhash"
 _AWAY = Knowledge(State.UNKNOWN, None, ("store-unreachable",))
-_STORE_END, _STORE, _REMOVE, _DROP, _STORE_ONCE, _STORE_ONCE_END = range(1, 7)
-#: Field of an engine's state beside its ranks: since when a rank was refused.
-_REFUSED = b"refused"
-_ONE_TOO_MANY = -2
 #: Hashes that the first read of a lookup asks for; each further one asks for twice as many.
 _WINDOW = 64
 #: What the server can keep as a time to live, and more than anybody waits.
 _LONGEST_S = 1e10
-
-# KEYS: meta, then blocks and ends of each place. ARGV: rank, its former state, its new state, ms to live, operations
-# of 11 bytes (what, which place in 2 bytes, key), ranks at most, the time. Answers how many removals met nothing, -1
-# where the state is another, -2 where the rank is one too many.
-_SCRIPT = """
-local meta, rank = KEYS[1], ARGV[1]
-if (redis.call('HGET', meta, rank) or '') ~= ARGV[2] then return -1 end
-if ARGV[2] == '' and redis.call('HLEN', meta) - redis.call('HEXISTS', meta, 'refused') >= tonumber(ARGV[6]) then
-  redis.call('HSETNX', meta, 'refused', ARGV[7])
-  return -2
-end
-local ops, unknown = ARGV[5], 0
-for at = 1, #ops, 11 do
-  local op, place, key = ops:byte(at), ops:byte(at + 1) * 256 + ops:byte(at + 2), ops:sub(at + 3, at + 10)
-  local blocks, ends = KEYS[2 * place], KEYS[2 * place + 1]
-  if op == 1 then
-    redis.call('HINCRBY', blocks, key, 1)
-    redis.call('SADD', ends, key)
-  elseif op == 2 then
-    redis.call('HINCRBY', blocks, key, 1)
-  elseif op == 3 then
-    local left = tonumber(redis.call('HGET', blocks, key) or '0') - 1
-    if left > 0 then
-      redis.call('HSET', blocks, key, left)
-    elseif left == 0 then
-      redis.call('HDEL', blocks, key)
-      redis.call('SREM', ends, key)
-    else
-      unknown = unknown + 1
-    end
-  elseif op == 4 then
-    redis.call('DEL', blocks, ends)
-  else
-    redis.call('HSET', blocks, key, 1)
-    if op == 6 then redis.call('SADD', ends, key) end
-  end
-end
-redis.call('HSET', meta, rank, ARGV[3])
-for i = 1, #KEYS do redis.call('PEXPIRE', KEYS[i], ARGV[4]) end
-return unknown
-"""
-
-# KEYS: blocks and ends of a place. ARGV: keys of 8 bytes; whether chunks matter there. Answers a digit for each: 0 not
-# held, 1 held, 2 and a chunk ends there. (A reply of one text costs the reader far less than one of as many values.)
-_READ = """
-local answer, keys, chunks = {}, ARGV[1], ARGV[2] == '1'
-for from = 1, #keys, 8000 do
-  local names = {}
-  for at = from, math.min(from + 7992, #keys - 7), 8 do names[#names + 1] = keys:sub(at, at + 7) end
-  local copies = redis.call('HMGET', KEYS[1], unpack(names))
-  for i = 1, #names do
-    if not copies[i] then answer[#answer + 1] = '0'
-    elseif chunks and redis.call('SISMEMBER', KEYS[2], names[i]) == 1 then answer[#answer + 1] = '2'
-    else answer[#answer + 1] = '1' end
-  end
-end
-return table.concat(answer)
-"""
-
-
-class _FetchedLayer(Layer):
-    """What a place holds of one lookup's hashes, as far as they were read; of other blocks it knows nothing."""
-
-    __slots__ = ("_digits", "_held", "_total")
-
-    def __init__(self, total: int, *, chunked: bool) -> None:
-        super().__init__()
-        self._total = total
-        self._digits = b""
-        self._held = _HELD if chunked else _CHUNK_END
-
-    def take(self, keys: Sequence[int], digits: bytes) -> None:
-        """Take in the digits of the next keys."""
-        self._digits += digits
-        for key, digit in zip(keys, digits, strict=True):
-            if digit != _NOT_HELD:
-                self.blocks[key] = _CHUNK_END if digit == _ENDS else self._held
-
-    def run(self, keys: Keys, start: int = 0) -> int:
-        """Return the place after the last of the held blocks that follow each other from `start`."""
-        if keys.count != self._total:
-            return super().run(keys, start)  # coarser blocks than hashes
-        end = self._digits.find(b"0", start)
-        return max(start, len(self._digits)) if end < 0 else end
-
 
 #: What `SharedResidencyIndex.stats` counts: nothing that takes knowing the blocks.
 _COUNTS = (
@@ -161,18 +74,6 @@ _COUNTS = (
     "dropped",
 )
 _COUNTS = tuple(name for name in _COUNTS if not name.startswith("sparse_"))
-_NOT_HELD, _ENDS = b"0"[0], b"2"[0]
-_HELD, _CHUNK_END = Block(UNPLACED, None, False), Block(UNPLACED, None, True)
-
-
-class _State(msgspec.Struct):
-    """How a rank's state is written."""
-
-    ledger: DumpedLedger
-    groups: list[DumpedGroup]
-    places: list[tuple[str, bool, int, bool]]
-    life: int
-    floor: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,97 +82,6 @@ class _Unnumbered:
 
     rank: int | None
     batch: EventBatch
-
-
-class _Rank:
-    """A rank's state as it is in the store, without its blocks.
-
-    ``raw``: how it is written there. ``places``: those that have keys, numbered from 1; ``heard``: those that this
-    life has stored to, which its groups are judged by. ``life``: how many lives came before; ``floor``: the engine's
-    time of the last batch of the life before, where there was one.
-    """
-
-    def __init__(self, tiers: Mapping[str, str], settings: EngineSettings, raw: bytes = b"") -> None:
-        self.raw = raw
-        self.map = RankMap(tiers, settings)
-        self.places: list[Place] = []
-        self.heard: set[Place] = set()
-        self.life = 0
-        self.floor: float | None = None
-        if raw:
-            try:
-                value = msgspec.msgpack.decode(raw, type=_State)
-            except (msgspec.MsgspecError, RecursionError) as error:
-                raise DecodeError(f"the store holds what no index wrote: {error}") from None
-            self.map.ledger = Ledger.restore(msgspec.to_builtins(value.ledger))
-            for number, sizes, smallest, kind, window, chunk in value.groups:
-                self.map.groups[number] = Group(sizes, smallest, kind, window, chunk)
-            for tier, remote, group, heard in value.places:
-                place = Place(tier, remote, group)
-                self.places.append(place)
-                if heard:
-                    self.heard.add(place)
-            self.life, self.floor = value.life, value.floor
-
-    def dump(self) -> bytes:
-        """Return the state as it is written."""
-        groups = [(n, g.sizes, g.smallest, g.kind, g.window, g.chunk) for n, g in self.map.groups.items()]
-        places = [(place.tier, place.remote, place.group, place in self.heard) for place in self.places]
-        ledger = self.map.ledger.dump()
-        return msgspec.msgpack.encode(
-            {"ledger": ledger, "groups": groups, "places": places, "life": self.life, "floor": self.floor}
-        )
-
-    def place(self, place: Place) -> int:
-        """Return the number of a place, from 1."""
-        if place not in self.places:
-            self.places.append(place)
-        return self.places.index(place) + 1
-
-    def forget_former_places(self) -> None:
-        """Leave out the places of former lives: their keys were dropped with them."""
-        self.places = [place for place in self.places if place in self.heard]
-
-
-class _Operations:
-    """What batches do to the blocks of a rank, packed for the script. ``unknown``: removals where nothing is held."""
-
-    def __init__(self, rank: _Rank, device: str, now: float) -> None:
-        self._rank = rank
-        self._device = device
-        self._now = now
-        self.packed = bytearray()
-        self.unknown = 0
-
-    def store(self, place: Place, event: BlockStored) -> None:
-        """Take in an event's blocks."""
-        self._rank.heard.add(place)
-        number, lower = self._rank.place(place), place.tier != self._device
-        last = len(event.block_hashes) - 1
-        reuse = self._rank.map.settings.reports_reuse
-        if reuse and event.block_hashes:
-            self._rank.map.ledger.fault("reuse-reported", self._now)
-        for index, value in enumerate(event.block_hashes):
-            ends = lower and (not event.token_ids or index == last)
-            once, again = (_STORE_ONCE_END, _STORE_END) if ends else (_STORE_ONCE, _STORE)
-            self._add(once if reuse else again, number, hash_key(value))
-
-    def remove(self, place: Place, event: BlockRemoved) -> None:
-        """Take an event's blocks away."""
-        if place not in self._rank.heard:
-            self.unknown += len(event.block_hashes)
-            return
-        number = self._rank.place(place)
-        for value in event.block_hashes:
-            self._add(_REMOVE, number, hash_key(value))
-
-    def clear(self) -> None:
-        """Forget all blocks."""
-        for number in range(1, len(self._rank.places) + 1):
-            self._add(_DROP, number, 0)
-
-    def _add(self, what: int, place: int, key: int) -> None:
-        self.packed += bytes((what,)) + place.to_bytes(2, "big") + key.to_bytes(8, "big")
 
 
 class SharedResidencyIndex:
@@ -304,7 +114,7 @@ class SharedResidencyIndex:
         self.tiers = check_tiers(tiers)
         self._order = list(dict.fromkeys(self.tiers.values()))
         self._client = client
-        self._script = client.register_script(_SCRIPT)
+        self._script = client.register_script(WRITE)
         self._ttl_ms = int(_seconds(ttl_s, "ttl_s", 0.001) * 1000)
         self._settings = check_settings(settings)
         self._clock = check_clock(clock)
@@ -312,7 +122,7 @@ class SharedResidencyIndex:
         self._retry_at: float | None = None
         self._pending: deque[tuple[str, Record | _Unnumbered]] = deque()
         self._max_pending = check_int(max_pending, at="$.max_pending", what="a number of records", minimum=1)
-        self._ranks: dict[tuple[str, int | None], _Rank] = {}
+        self._ranks: dict[tuple[str, int | None], StoredRank] = {}
         # The life of each rank that this replica's own stream is in, as the store counts lives.
         self._lives: dict[tuple[str, int | None], int] = {}
         self._counts: Counter[str] = Counter()
@@ -408,23 +218,23 @@ class SharedResidencyIndex:
         while True:
             rank = self._ranks.get(known)
             if rank is None:
-                raw = self._client.hget(self._meta(engine), _rank_name(number)) or b""
-                rank = _Rank(self.tiers, self._settings.get(engine, EngineSettings()), raw)  # type: ignore[arg-type]
+                raw = self._client.hget(meta_key(engine), rank_name(number)) or b""
+                rank = StoredRank(self.tiers, self._settings.get(engine, EngineSettings()), raw)  # type: ignore[arg-type]
             former = rank.raw
             life = min(self._lives.get(known, rank.life), rank.life)  # the store may have lost some
             rank.forget_former_places()
-            operations = _Operations(rank, self._order[0], now)
+            operations = Operations(rank, self._order[0], now)
             for record in records:
                 life = self._take(rank, record, life, operations, now)
             raw = rank.dump()
             if raw == former and not operations.packed:
                 written = 0
             else:
-                keys = [self._meta(engine)]
+                keys = [meta_key(engine)]
                 for place in rank.places:
-                    keys += [self._key(engine, "b", number, place), self._key(engine, "e", number, place)]
+                    keys += [blocks_key(engine, "b", number, place), blocks_key(engine, "e", number, place)]
                 args = (
-                    _rank_name(number),
+                    rank_name(number),
                     former,
                     raw,
                     self._ttl_ms,
@@ -433,11 +243,11 @@ class SharedResidencyIndex:
                     now,
                 )
                 written = self._script(keys=keys, args=args)
-                if written == _ONE_TOO_MANY:
+                if written == ONE_TOO_MANY:
                     self._counts["refused"] += len(records)
                     return True
                 if written >= 0 and not former:
-                    self._client.sadd(f"{_PREFIX}:engines", engine)
+                    self._client.sadd(ENGINES, engine)
             if written >= 0:
                 rank.raw = raw
                 self._ranks[known] = rank
@@ -457,7 +267,7 @@ class SharedResidencyIndex:
         rank.unknown_media.clear()
 
     def _take(
-        self, rank: _Rank, record: Record | _Unnumbered, life: int, operations: _Operations, now: float
+        self, rank: StoredRank, record: Record | _Unnumbered, life: int, operations: Operations, now: float
     ) -> int:
         """Work one record into a rank's state; returns the life that this replica's stream is in."""
         ledger = rank.map.ledger
@@ -503,7 +313,7 @@ class SharedResidencyIndex:
             rank.map.counts["stale"] += 1
         return life
 
-    def _new_life(self, rank: _Rank, operations: _Operations) -> None:
+    def _new_life(self, rank: StoredRank, operations: Operations) -> None:
         operations.clear()
         rank.floor = rank.map.ledger.last_ts or rank.floor
         rank.map.restart()
@@ -515,11 +325,11 @@ class SharedResidencyIndex:
         check_engine(engine)
 
         def work() -> bool:
-            keys = [self._meta(engine)]
+            keys = [meta_key(engine)]
             for number, rank in self._read(engine).items():
                 for place in rank.places:
-                    keys += [self._key(engine, "b", number, place), self._key(engine, "e", number, place)]
-            self._client.srem(f"{_PREFIX}:engines", engine)
+                    keys += [blocks_key(engine, "b", number, place), blocks_key(engine, "e", number, place)]
+            self._client.srem(ENGINES, engine)
             return bool(self._client.delete(*keys))
 
         with self._lock:
@@ -566,11 +376,11 @@ class SharedResidencyIndex:
             matches[engine] = better_match(matches[engine], rank.map.match(hashes, num_tokens, number))
         return matches
 
-    def _fetch(self, ranks: Mapping[tuple[str, int | None], _Rank], keys: Sequence[int]) -> None:
+    def _fetch(self, ranks: Mapping[tuple[str, int | None], StoredRank], keys: Sequence[int]) -> None:
         """Read which of `keys` each rank holds into its layers, as far as any of its places holds some."""
         alive = dict(ranks)
         layers = {
-            (known, place): _FetchedLayer(len(keys), chunked=place.tier != self._order[0])
+            (known, place): FetchedLayer(len(keys), chunked=place.tier != self._order[0])
             for known, rank in alive.items()
             for place in rank.heard
         }
@@ -583,10 +393,10 @@ class SharedResidencyIndex:
             asked = [(known, place) for known, rank in alive.items() for place in rank.heard]
             pipeline = self._client.pipeline(transaction=False)
             for (engine, number), place in asked:
-                names = [self._key(engine, kind, number, place) for kind in "be"]
+                names = [blocks_key(engine, kind, number, place) for kind in "be"]
                 # Not `eval`, which a cluster's pipelines do not have.
                 chunks = "0" if place.tier == self._order[0] else "1"
-                pipeline.execute_command("EVAL", _READ, 2, *names, text, chunks)  # type: ignore[no-untyped-call]
+                pipeline.execute_command("EVAL", READ, 2, *names, text, chunks)  # type: ignore[no-untyped-call]
             holding = set()
             for at, digits in zip(asked, pipeline.execute(), strict=True):
                 layers[at].take(window, digits)
@@ -599,14 +409,14 @@ class SharedResidencyIndex:
         """Return the engines that are known, by name; none while the server is away."""
 
         def work() -> list[str]:
-            names = sorted(name.decode() for name in self._client.smembers(f"{_PREFIX}:engines"))  # type: ignore[union-attr]
+            names = sorted(name.decode() for name in self._client.smembers(ENGINES))  # type: ignore[union-attr]
             pipeline = self._client.pipeline(transaction=False)
             for name in names:
-                pipeline.exists(self._meta(name))
+                pipeline.exists(meta_key(name))
             there = dict(zip(names, pipeline.execute(), strict=True))
             gone = [name for name in names if not there[name]]
             if gone:
-                self._client.srem(f"{_PREFIX}:engines", *gone)
+                self._client.srem(ENGINES, *gone)
             return [name for name in names if there[name]]
 
         return self._try(work) or []
@@ -621,11 +431,11 @@ class SharedResidencyIndex:
         check_engine(engine)
         number = None if rank == "all" else check_rank(rank)
 
-        def work() -> tuple[dict[int | None, _Rank], bytes | None]:
+        def work() -> tuple[dict[int | None, StoredRank], bytes | None]:
             ranks = self._read(engine)
-            return ranks, self._client.hget(self._meta(engine), _REFUSED) if ranks else None  # type: ignore[return-value]
+            return ranks, self._client.hget(meta_key(engine), REFUSED) if ranks else None  # type: ignore[return-value]
 
-        found: tuple[dict[int | None, _Rank], bytes | None] | None = self._try(work)
+        found: tuple[dict[int | None, StoredRank], bytes | None] | None = self._try(work)
         if found is None:
             return _AWAY
         ranks, refused = found
@@ -643,7 +453,7 @@ class SharedResidencyIndex:
         """Return the number of the last batch applied; None where none was or the server is away."""
         check_engine(engine)
         check_rank(rank)
-        ranks: dict[int | None, _Rank] = self._try(lambda: self._read(engine)) or {}
+        ranks: dict[int | None, StoredRank] = self._try(lambda: self._read(engine)) or {}
         return ranks[rank].map.ledger.last_seq if rank in ranks else None
 
     def holdings(self, engine: str) -> dict[tuple[int | None, Place], dict[int, int]]:
@@ -655,7 +465,7 @@ class SharedResidencyIndex:
             for number, rank in self._read(engine).items():
                 for place in rank.places:
                     pairs: Iterator[Any] = self._client.hscan_iter(
-                        self._key(engine, "b", number, place), count=1000
+                        blocks_key(engine, "b", number, place), count=1000
                     )
                     blocks = {int.from_bytes(key, "big"): int(copies) for key, copies in pairs}
                     if blocks:
@@ -673,7 +483,7 @@ class SharedResidencyIndex:
             for number, rank in self._read(engine).items():
                 for place in rank.places:
                     name = place.tier + (" (remote)" if place.remote else "")
-                    counted[name] += self._client.hlen(self._key(engine, "b", number, place))
+                    counted[name] += self._client.hlen(blocks_key(engine, "b", number, place))
             return dict(+counted)
 
         return self._try(work) or {}
@@ -698,30 +508,23 @@ class SharedResidencyIndex:
 
     # --- reading ----------------------------------------------------------------------------------------------
 
-    def _read(self, engine: str) -> dict[int | None, _Rank]:
+    def _read(self, engine: str) -> dict[int | None, StoredRank]:
         return self._read_many([engine])[0]
 
-    def _read_many(self, engines: Sequence[str]) -> list[dict[int | None, _Rank]]:
+    def _read_many(self, engines: Sequence[str]) -> list[dict[int | None, StoredRank]]:
         """Read the ranks' states, without blocks."""
         pipeline = self._client.pipeline(transaction=False)
         for engine in engines:
-            pipeline.hgetall(self._meta(engine))
+            pipeline.hgetall(meta_key(engine))
         states = []
         for engine, fields in zip(engines, pipeline.execute(), strict=True):
             settings = self._settings.get(engine, EngineSettings())
             if settings.hashing is not None:  # what is there was verified when it was written
                 settings = replace(settings, hashing=None, tokens_per_hash=_span(settings))
-            numbered = [(_rank_number(name), raw) for name, raw in fields.items() if name != _REFUSED]
+            numbered = [(rank_number(name), raw) for name, raw in fields.items() if name != REFUSED]
             numbered.sort(key=lambda item: (item[0] is not None, item[0]))
-            states.append({number: _Rank(self.tiers, settings, raw) for number, raw in numbered})
+            states.append({number: StoredRank(self.tiers, settings, raw) for number, raw in numbered})
         return states
-
-    def _meta(self, engine: str) -> str:
-        return f"{_PREFIX}:{{{_tag(engine)}}}:meta"
-
-    def _key(self, engine: str, kind: str, rank: int | None, place: Place) -> str:
-        where = f"{place.tier}:{'remote' if place.remote else 'local'}:{place.group}"
-        return f"{_PREFIX}:{{{_tag(engine)}}}:{kind}:{'' if rank is None else rank}:{where}"
 
 
 def _away() -> tuple[type[Exception], ...]:
@@ -754,22 +557,9 @@ def _seconds(value: Any, name: str, least: float) -> float:
     return float(value)
 
 
-def _tag(engine: str) -> str:
-    """Return an engine's name for a hash tag, in which a closing brace would end it."""
-    return engine.replace("%", "%25").replace("}", "%7D").replace("{", "%7B") or "%"
-
-
 def _span(settings: EngineSettings) -> int:
     if settings.tokens_per_hash is not None:
         return settings.tokens_per_hash
     hashing = settings.hashing or {}
     size: int = hashing.get("block_size", 16)
     return size * int(hashing.get("decode_context_parallel_size", 1))
-
-
-def _rank_name(rank: int | None) -> str:
-    return "" if rank is None else str(rank)
-
-
-def _rank_number(name: bytes) -> int | None:
-    return int(name) if name else None
