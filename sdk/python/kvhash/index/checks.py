@@ -245,12 +245,14 @@ def _event(event: Any, at: str) -> None:
     if not isinstance(event, (BlockStored, BlockRemoved)):
         raise _fault("an event", event, at)
     hashes = [*_items(event.block_hashes, "a tuple of block hashes", f"{at}.block_hashes")]
-    for i, value in enumerate(hashes):
-        check_hash(value, f"{at}.block_hashes[{i}]")
+    if set(map(type, hashes)) != {int}:  # the common case needs no look at each
+        for i, value in enumerate(hashes):
+            check_hash(value, f"{at}.block_hashes[{i}]")
     if isinstance(event, BlockStored) and event.parent_block_hash is not None:
         check_hash(event.parent_block_hash, f"{at}.parent_block_hash")
         hashes.append(event.parent_block_hash)
-    if len({isinstance(value, bytes) for value in hashes}) > 1:
+    kinds = set(map(type, hashes))
+    if bytes in kinds and len(kinds) > 1 and len({isinstance(value, bytes) for value in hashes}) > 1:
         raise UsageError(
             "expected integers or bytes as hashes, not both in one event", at=f"{at}.block_hashes"
         )
@@ -271,7 +273,7 @@ def _stored(event: BlockStored, at: str) -> None:
     _number(event.block_size, "a block size, from 0 to 2^64 - 1", f"{at}.block_size", 0)
     tokens = _items(event.token_ids, "a tuple of token ids", f"{at}.token_ids")
     pairs = bool(tokens) and isinstance(tokens[0], tuple)
-    for i, token in enumerate(tokens):
+    for i, token in enumerate(() if set(map(type, tokens)) == {int} else tokens):
         both = token if pairs and isinstance(token, tuple) and len(token) == 2 else (token,)
         if len(both) != 1 + pairs or not all(type(one) is int for one in both):
             expected = "a pair of token ids" if pairs else "a token id, an integer"

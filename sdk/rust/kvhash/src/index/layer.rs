@@ -791,6 +791,78 @@ mod tests {
         assert!(layer.waiting.is_empty() || layer.is_empty());
     }
 
+    /// What several chains share outlives them: the one that began first goes first, from its end.
+    #[test]
+    fn what_others_hang_on_is_dropped_last() {
+        let mut layer = Layer::default();
+        layer.store(1, Parent::Root, None, true);
+        layer.store(2, Parent::Key(1), None, true);
+        for (first, last) in [(10, 13), (20, 23), (30, 33)] {
+            layer.store(first, Parent::Key(2), None, true);
+            for key in first + 1..=last {
+                layer.store(key, Parent::Key(key - 1), None, true);
+            }
+        }
+        let mut gone = Vec::new();
+        while !layer.is_empty() {
+            let before: HashSet<u64> = layer.iter().map(|block| block.key).collect();
+            assert_eq!(layer.evict(1), 1);
+            let after: HashSet<u64> = layer.iter().map(|block| block.key).collect();
+            gone.extend(before.difference(&after).copied());
+            assert_eq!(layer.reachable as usize, layer.len());
+        }
+        assert_eq!(gone, [13, 12, 11, 10, 23, 22, 21, 20, 33, 32, 31, 30, 2, 1]);
+        assert!(layer.waiting.is_empty());
+    }
+
+    /// Siblings leave in any order, from the middle and from either end, held parent or not; the others stay linked.
+    #[test]
+    fn siblings_stay_linked() {
+        for seed in 1..200 {
+            let mut random = Random(seed);
+            let mut layer = Layer::default();
+            let mut linked: Vec<u64> = Vec::new();
+            let mut parent_is_held = false;
+            for _ in 0..60 {
+                match random.below(5) {
+                    0 => {
+                        if parent_is_held {
+                            layer.remove(1, None);
+                        } else {
+                            layer.store(1, Parent::Root, None, true);
+                        }
+                        parent_is_held = !parent_is_held;
+                    }
+                    1 | 2 if !linked.is_empty() => {
+                        let key = linked.remove(random.below(linked.len() as u64) as usize);
+                        layer.remove(key, None);
+                    }
+                    _ => {
+                        let key = random.below(1 << 40) + 2;
+                        if !linked.contains(&key) {
+                            layer.store(key, Parent::Key(1), None, true);
+                            linked.push(key);
+                        }
+                    }
+                }
+                let mut slot = match layer.find(1) {
+                    Some(parent) => layer.at(parent).first_child,
+                    None => layer.waiting.get(&1).copied().unwrap_or(NONE),
+                };
+                let (first, mut last, mut seen) = (slot, slot, Vec::new());
+                while slot != NONE {
+                    seen.push(layer.at(slot).key);
+                    last = slot;
+                    slot = layer.at(slot).next;
+                }
+                assert_eq!(seen, linked);
+                assert!(first == NONE || layer.at(first).previous == last);
+                let reachable = if parent_is_held { 1 + linked.len() } else { 0 };
+                assert_eq!(layer.reachable as usize, reachable);
+            }
+        }
+    }
+
     /// Another digest under a key that is held is a collision: the block is not taken in, nor taken away.
     #[test]
     fn digests_tell_collisions() {
