@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvhash import DecodeError
+from kvhash.events import EventDecodeError, encode_batch
 from kvhash.events.records import Batch, Gap, Lost, Restart
 from kvhash.events.schema import BlockStored
 from kvhash.index import EngineSettings, ResidencyIndex, State
@@ -239,3 +240,23 @@ def test_statistics_have_the_embedded_index_s_names(server: RedisServer) -> None
     for name in set(index.stats()) & set(embedded.stats()) - {"reachable"}:
         assert index.stats()[name] == embedded.stats()[name], name
     assert (index.stats()["restarts"], index.stats()["lost"], index.stats()["repeated"]) == (2, 3, 1)
+
+
+def test_payloads_are_applied_as_the_embedded_index_does(server: RedisServer) -> None:
+    """Batches of two ranks as they were published; one that cannot be read is named, and costs exactness."""
+    index, embedded = shared(server, clock=lambda: 5.0), ResidencyIndex(clock=lambda: 5.0)
+    payloads = [
+        encode_batch(batch(stored(H[n : n + 1], H[n - 1] if n else None), rank=n % 2, ts=n)) for n in range(9)
+    ]
+    for each in (index, embedded):
+        each.apply_payloads("a", iter(payloads[:5]))
+        assert each.knowledge("a").exact
+        with pytest.raises(EventDecodeError) as caught:
+            each.apply_payloads("a", [*payloads[5:7], b"\xc1", *payloads[7:]])
+        assert caught.value.at == "$[2]"
+        assert each.knowledge("a").reasons == each.knowledge("a", 1).reasons == ("undecodable",)
+        assert each.stats()["bad_messages"] == 1
+        assert each.stats()["batches"] == 7
+    assert index.holdings("a") == embedded.holdings("a")
+    assert index.longest_prefix(H) == embedded.longest_prefix(H)
+    assert index.knowledge("a") == embedded.knowledge("a")

@@ -11,7 +11,7 @@ from kvhash.index.shared import SharedResidencyIndex
 
 from ..interop.toolchain import need
 from .redis_server import RedisServer
-from .sideways import ENGINES, Teller, tell_both, tell_shared
+from .sideways import ENGINES, Teller, tell_both, tell_shared, tell_snapshots
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +39,14 @@ def test_the_native_form_is_the_pure_one(seed: int) -> None:
     tell_both(seed, 40)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_changed_snapshot_is_the_same_to_both_forms(seed: int) -> None:
+    """Any value of it changed: refused by both with the same words, or loaded by both, and then alike."""
+    if native_module() is None:
+        need("a build of kvhash._native")
+    tell_snapshots(seed, 40)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_the_shared_form_is_the_embedded_one(server: RedisServer, seed: int) -> None:
     """The same stories, as far as the store keeps them."""
@@ -48,10 +56,11 @@ def test_the_shared_form_is_the_embedded_one(server: RedisServer, seed: int) -> 
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_many_stories(server: RedisServer) -> None:
-    """A thousand for the native form, two hundred for the shared one."""
+    """A thousand for the native form, two hundred for the shared one, as many changed snapshots."""
     if native_module() is None:
         need("a build of kvhash._native")
     for seed in range(1000):
         tell_both(seed, 60)
     for seed in range(200):
         shared_story(server, seed)
+        tell_snapshots(seed, 40)

@@ -8,9 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from kvhash._checks import MAX_TOKEN
-from kvhash.block_hash import BlockHash, ChainValue, external_hash
-from kvhash.contract import ALGORITHMS
 from kvhash.events.schema import (
     AllBlocksCleared,
     BlockRemoved,
@@ -23,9 +20,10 @@ from kvhash.events.schema import (
 )
 from kvhash.events.verify import Verifier
 
-from .layer import ROOT, UNPLACED, Layer
+from .layer import UNPLACED, Layer
 from .ledger import Ledger
 from .match import Combination, GroupView, Request, continue_in_tier, kind_of
+from .placing import Placing
 from .types import MAX_BLOCK_TOKENS, MAX_GROUPS, EngineSettings, PrefixMatch
 
 __all__ = ["Blocks", "Group", "Place", "RankMap", "check_block", "count_medium"]
@@ -101,6 +99,7 @@ class RankMap:
         """Take settings for what comes from now on."""
         self.settings = settings
         self._verifier = None if settings.hashing is None else Verifier(**settings.hashing)
+        self._placing = Placing(settings, None if self._verifier is None else self._verifier.hasher)
         self._verified = 0
         self._confirmed = self._unconfirmed = 0
         self.ledger.faults.pop("hash-mismatch", None)
@@ -204,7 +203,7 @@ class RankMap:
     def _refuses(self, place: Place, event: BlockStored, now: float) -> bool:
         """Return whether this would be one group more than an engine has, or has blocks that none has; counted."""
         one_too_many = place.group not in self.groups and len(self.groups) >= MAX_GROUPS
-        if not one_too_many and self._block_tokens(event) <= MAX_BLOCK_TOKENS:
+        if not one_too_many and self._placing.block_tokens(event) <= MAX_BLOCK_TOKENS:
             return False
         self.counts["refused"] += 1
         self.ledger.fault("refused", now)
@@ -217,7 +216,7 @@ class RankMap:
 
     def _learn(self, place: Place, event: BlockStored) -> None:
         group = self.groups.setdefault(place.group, Group())
-        size = self._block_tokens(event)
+        size = self._placing.block_tokens(event)
         group.learn(place.tier, size, event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window)
 
     def apply_elsewhere(self, batch: EventBatch, now: float, blocks: Blocks) -> None:
@@ -258,7 +257,7 @@ class RankMap:
         if layer is None:
             layer = self.layers[place] = Layer()
         keys = [hash_key(value) for value in event.block_hashes]
-        parents = self._parents(event, keys)
+        parents = self._placing.parents(event, keys, self.counts)
         device = tier == self._order[0]
         others = [other for at, other in self.layers.items() if at.group == number and other is not layer]
         last = len(keys) - 1
@@ -290,82 +289,6 @@ class RankMap:
                 self.counts["removed_unknown"] += 1
             else:
                 self.counts["removed"] += 1
-
-    # --- where blocks stand -----------------------------------------------------------------------------------
-
-    def _block_tokens(self, event: BlockStored) -> int:
-        """Return the tokens of one block of an event: what each hash has, where every block has a hash."""
-        count, tokens = len(event.block_hashes), len(event.token_ids)
-        if tokens and count and self._is_dense(event):
-            return tokens // count
-        return event.block_size
-
-    def _is_dense(self, event: BlockStored) -> bool:
-        """Return whether an event has a hash for each of its blocks of tokens.
-
-        With context parallelism the event's block size can be that of one device; only the settings tell this from
-        an event that leaves blocks out.
-        """
-        count, tokens = len(event.block_hashes), len(event.token_ids)
-        if not count or tokens % count:
-            return False
-        return tokens // count in (event.block_size, self._given_size(event.group_idx or 0))
-
-    def _given_size(self, group: int) -> int | None:
-        if group in self.settings.groups:
-            return self.settings.groups[group].block_size
-        if self.settings.tokens_per_hash is not None:
-            return self.settings.tokens_per_hash
-        return None if self._verifier is None else self._verifier.hasher.span
-
-    def _parents(self, event: BlockStored, keys: list[int]) -> list[int]:
-        """Return the parent of each of an event's blocks, UNPLACED where the event does not say it."""
-        first = ROOT if event.parent_block_hash is None else hash_key(event.parent_block_hash)
-        if not event.token_ids:
-            # Without tokens "no parent" means that it is not said; and further hashes need not follow each other.
-            self.counts["tokenless"] += len(keys)
-            unplaced = [UNPLACED] * len(keys)
-            return unplaced if first == ROOT else [first, *unplaced[1:]][: len(keys)]
-        if self._is_dense(event):
-            return [first, *keys[:-1]][: len(keys)]
-        found = self._recompute(event)
-        parents = [found.get(key, UNPLACED) for key in keys]
-        self.counts["sparse_placed"] += len(keys) - parents.count(UNPLACED)
-        self.counts["sparse_unplaced"] += parents.count(UNPLACED)
-        return parents
-
-    def _recompute(self, event: BlockStored) -> dict[int, int]:
-        """Return key -> parent's key of every block in an event's tokens, by hashing them; empty where that cannot be.
-
-        It can where the hash settings are known, no extra keys are about, and the parent is the root or published
-        whole.
-        """
-        parent = None if self._verifier is None else self._root_of(event)
-        if self._verifier is None or parent is None or event.block_size < 1 or event.bigram:
-            return {}
-        if event.lora_name or event.lora_id or any(event.extra_keys or ()) or event.lookahead_token_ids:
-            return {}
-        hasher, tokens = self._verifier.hasher, event.token_ids
-        if min(tokens) < 0 or max(tokens) > MAX_TOKEN:  # type: ignore[operator]
-            return {}
-        found: dict[int, int] = {}
-        before = ROOT if event.parent_block_hash is None else hash_key(event.parent_block_hash)
-        for end in range(hasher.span, len(tokens) + 1, hasher.span):
-            parent = hasher.hash_function.plain_block(parent, list(tokens[end - hasher.span : end]))  # type: ignore[arg-type]
-            if end % event.block_size == 0:
-                key = hash_key(external_hash(parent))
-                found[key], before = before, key
-        return found
-
-    def _root_of(self, event: BlockStored) -> ChainValue | None:
-        assert self._verifier is not None
-        hasher, published = self._verifier.hasher, event.parent_block_hash
-        if published is None:
-            return hasher.none_hash
-        length = 32 if ALGORITHMS[hasher.algorithm].digest == "sha256" else 16
-        if isinstance(published, bytes) and len(published) == length:
-            return BlockHash(published)
-        return None
 
     # --- bounds -----------------------------------------------------------------------------------------------
 
@@ -474,8 +397,9 @@ class RankMap:
         self.counts.update(value["counts"])
         for name, count in value["media"].items():
             count_medium(self.unknown_media, name, count)
-        for number, *fields in value["groups"]:
-            self.groups[number] = Group(*fields)
+        for number, sizes, smallest, kind, window, chunk in value["groups"]:
+            known = {tier: size for tier, size in sizes.items() if size}
+            self.groups[number] = Group(known, smallest, kind, window or None, chunk or None)
         for place, blocks in value["places"]:
             layer = self.layers[Place(*place)] = Layer()
             for key, copies, parent, digest, ends_chunk in blocks:

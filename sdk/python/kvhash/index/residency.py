@@ -186,14 +186,13 @@ class ResidencyIndex:
 
     def _decoded(self, engine: str, payload: bytes, at: int) -> EventBatch:
         try:
-            return decode_batch(payload)
-        except EventDecodeError as error:
+            return decode_at(payload, at)
+        except EventDecodeError:
             with self._lock:
                 self._counts["bad_messages"] += 1
                 for rank in self._engines.get(engine, {}).values():  # who cannot be told
                     rank.ledger.fault("undecodable", self._clock())
-            place = f"$[{at}]{(error.at or '$').removeprefix('$')}"
-            raise EventDecodeError(error.message, at=place, code=error.code) from None
+            raise
 
     def _apply_native(self, ranks: dict[int | None, RankMap], payloads: list[bytes]) -> int:
         told = apply_payloads(ranks, payloads)  # without the lock
@@ -488,6 +487,15 @@ class ResidencyIndex:
         rank.restore(msgspec.to_builtins(dumped, builtin_types=(bytes,)))
         rank.ledger.fault("restored", self._clock())
         return rank
+
+
+def decode_at(payload: bytes, at: int) -> EventBatch:
+    """Return the batch of the payload at a place among several; raises EventDecodeError with that place."""
+    try:
+        return decode_batch(payload)
+    except EventDecodeError as error:
+        place = f"$[{at}]{(error.at or '$').removeprefix('$')}"
+        raise EventDecodeError(error.message, at=place, code=error.code) from None
 
 
 def better_match(one: PrefixMatch, other: PrefixMatch) -> PrefixMatch:

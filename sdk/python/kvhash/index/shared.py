@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvhash._checks import check_int
 from kvhash._errors import MissingDependencyError, UsageError
+from kvhash.events._errors import EventDecodeError
 from kvhash.events.records import BadMessage, Batch, Gap, Lost, Record, Recovered, Restart, Stale
 from kvhash.events.schema import EventBatch, HashValue, hash_key
 
@@ -28,6 +29,7 @@ from .checks import (
     check_engines,
     check_hashes,
     check_num_tokens,
+    check_payloads,
     check_rank,
     check_record,
     check_settings,
@@ -35,7 +37,7 @@ from .checks import (
     name_bad_hash,
 )
 from .rank import Place, RankMap, count_medium
-from .residency import COUNTS, better_match, worst_knowledge
+from .residency import COUNTS, better_match, decode_at, worst_knowledge
 from .stored import (
     ENGINES,
     ONE_TOO_MANY,
@@ -78,10 +80,10 @@ _COUNTS = tuple(name for name in _COUNTS if not name.startswith("sparse_"))
 
 @dataclass(frozen=True, slots=True)
 class _Unnumbered:
-    """A batch that follows whatever its rank's last one is."""
+    """A batch that follows whatever its rank's last one is; None: one that cannot be read, of this rank or another."""
 
     rank: int | None
-    batch: EventBatch
+    batch: EventBatch | None
 
 
 class SharedResidencyIndex:
@@ -166,6 +168,23 @@ class SharedResidencyIndex:
         """Apply a batch after the last one applied: for a single writer. `apply_record` is for all others."""
         check_batch(batch)
         self._take_in(check_engine(engine), [_Unnumbered(batch.data_parallel_rank, batch)])
+
+    def apply_payloads(self, engine: str, payloads: Iterable[bytes]) -> None:
+        """Apply batches as they were published, in order, for a single writer; raises as `ResidencyIndex` does."""
+        check_engine(engine)
+        batches: list[Record | _Unnumbered] = []
+        try:
+            for at, payload in enumerate(check_payloads(payloads)):
+                batch = decode_at(payload, at)
+                batches.append(_Unnumbered(batch.data_parallel_rank, batch))
+        except EventDecodeError:
+            ranks = dict.fromkeys([*self.ranks(engine), *(one.rank for one in batches)])
+            batches += [_Unnumbered(rank, None) for rank in ranks]  # whose it was cannot be told
+            with self._lock:
+                self._counts["bad_messages"] += 1
+            raise
+        finally:
+            self._take_in(engine, batches)
 
     def apply_record(self, engine: str, record: Record) -> None:
         """Apply one record of a subscriber that follows this engine."""
@@ -272,8 +291,11 @@ class SharedResidencyIndex:
         """Work one record into a rank's state; returns the life that this replica's stream is in."""
         ledger = rank.map.ledger
         if isinstance(record, _Unnumbered):
-            ledger.accept(ledger.next_seq, record.batch.ts, now)
-            rank.map.apply_elsewhere(record.batch, now, operations)
+            if record.batch is None:
+                ledger.fault("undecodable", now)
+            else:
+                ledger.accept(ledger.next_seq, record.batch.ts, now)
+                rank.map.apply_elsewhere(record.batch, now, operations)
             return rank.life
         if isinstance(record, Restart):
             if rank.life > life:

@@ -106,5 +106,8 @@ def _check_places(rank: DumpedRank, tiers: Sequence[str]) -> None:
             raise SnapshotError(f"a place has the tier {tier!r:.40}, and this index has {[*tiers]}")
         if group not in groups:
             raise SnapshotError(f"a place is of group {group}, which is not described")
+    for _, sizes, *_ in rank.groups:
+        if not set(sizes) <= {*tiers}:
+            raise SnapshotError(f"a group has the tiers {[*sizes]!r:.60}, and this index has {[*tiers]}")
     if len(set(places)) < len(places) or len(groups) < len(rank.groups):
         raise SnapshotError("a place or a group is there twice")
