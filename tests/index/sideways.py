@@ -36,17 +36,26 @@ CHAINS = [HASHER.hash_tokens(prompt) for prompt in PROMPTS]
 ENGINES = ("a", "b", "c}{%", "")
 RANKS = (0, 0, 0, 1, None, -1)
 MEDIA = (None, "GPU", "GPU", "gpu", "CPU", "cpu_pinned", "DISK", "FOO", "ß", "")
-KINDS = (None, None, "full_attention", "sliding_window", "mamba", "chunked_local_attention", "who knows", "")
+KINDS = (
+    None,
+    None,
+    "full_attention",
+    "sliding_window",
+    "sliding_window",
+    "mamba",
+    "chunked_local_attention",
+    "who knows",
+    "",
+)
 SIZES = (SIZE, SIZE, SIZE, 2 * SIZE, 0, 1, 3, 12, (1 << 31) - 1, 1 << 31, 1 << 62, (1 << 64) - 1)
-INTEGERS = (None, None, 0, 1, 8, 9, 12, 64, -1, -(1 << 63), (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
+INTEGERS = (None, None, 0, 1, 6, 8, 9, 12, 12, 64, -1, -(1 << 63), (1 << 63) - 1, 1 << 63, (1 << 64) - 1)
 
 
 def form(value: Any, number: int) -> Any:
-    """Return a hash unsigned, signed, whole, wide or as 8 bytes."""
+    """Return a hash unsigned, signed, whole, wide, as 8 bytes, or another digest with its low 64 bits."""
     low = int.from_bytes(bytes(value)[-8:], "big")
-    return (low, low - (1 << 64) if low >> 63 else low, bytes(value), low | 5 << 70, low.to_bytes(8, "big"))[
-        number
-    ]
+    signed, short = low - (1 << 64) if low >> 63 else low, low.to_bytes(8, "big")
+    return (low, signed, bytes(value), low | 5 << 70, short, b"other" + bytes(19) + short)[number]
 
 
 class Teller:
@@ -56,7 +65,9 @@ class Teller:
         self.rng = random.Random(seed)
         #: Whether numbers and times are what a subscriber can say.
         self.orderly = orderly
-        self.forms = (0, 0, 0, 1, 2, 3, 4) if digests else (0, 0, 1, 3)
+        self.forms = (0, 0, 0, 1, 2, 2, 3, 4, 5) if digests else (0, 0, 1, 3)
+        #: Each group's kind and window, which most of its events name.
+        self.kinds = {group: (self.rng.choice(KINDS), self.rng.choice(INTEGERS)) for group in range(4)}
         #: Whether stores name parents that are held and not theirs, of which docs/index.md promises nothing.
         self.lies = seed % 4 == 3
         self.clock = 0.0
@@ -102,7 +113,7 @@ class Teller:
         if roll < 0.04:
             return UndecodableEvent("$", "bad", b"\x81\xa4type\xabBlockStored")
         chain, number = rng.choice(CHAINS), rng.choice(self.forms)
-        group = rng.choice([None, None, 0, 1, 1, 2, 3, -1, (1 << 64) - 1, rng.randrange(200)])
+        group = rng.choice([None, None, 0, 0, 1, 1, 1, 2, 3, -1, (1 << 64) - 1, rng.randrange(200)])
         medium, locality = rng.choice(MEDIA), rng.choice([None, None, None, "LOCAL", "remote", "REMOTE"])
         if roll < 0.35:
             hashes = [form(value, number) for value in rng.sample(chain, rng.randrange(4))]
@@ -141,6 +152,9 @@ class Teller:
             size = rng.choice(SIZES)
         elif how == "twice" and hashes:
             hashes = [*hashes, hashes[0]]
+        kind, window = rng.choice(KINDS), rng.choice(INTEGERS)
+        if rng.random() < 0.9:
+            kind, window = self.kinds.get(group or 0, (None, None))
         if rng.random() < 0.03:
             tokens = tuple(rng.choice([token, -1, 1 << 64, (1 << 64) - 1]) for token in tokens)
         if rng.random() < 0.02:
@@ -149,7 +163,7 @@ class Teller:
             tuple(hashes), parent, tokens, size, medium=medium, group_idx=group, locality=locality,
             lora_id=rng.choice([None] * 6 + [0, 1]), lora_name=rng.choice([None] * 6 + ["", "sql"]),
             extra_keys=rng.choice([None, None, (None,) * len(hashes), (("k",),) * len(hashes), ((),)]),
-            kv_cache_spec_kind=rng.choice(KINDS), kv_cache_spec_sliding_window=rng.choice(INTEGERS),
+            kv_cache_spec_kind=kind, kv_cache_spec_sliding_window=window,
             lookahead_token_ids=rng.choice([None] * 8 + [(), ((1,),)]),
         )  # fmt: skip
 
@@ -297,22 +311,21 @@ def tell_both(seed: int, steps: int) -> None:
             if rng.random() < 0.1:
                 payloads.insert(rng.randrange(len(payloads) + 1), rng.choice([b"", b"\xc1", b"\x93\x01\x90"]))
             both.call(lambda index, engine=engine, payloads=payloads: index.apply_payloads(engine, payloads))
-        elif roll < 0.9:
+        elif roll < 0.8:
+            told = teller.settings()
+            both.call(lambda index, engine=engine, told=told: index.configure(engine, told))
+        elif roll < 0.82:
+            both.call(lambda index, engine=engine: index.remove(engine))
+        elif roll < 0.85:
+            swap(both)
+        both.call(shown)
+        for _ in range(0 if teller.lies else 3):
             hashes, engines, tokens = teller.question()
-            ask = (lambda do: do) if teller.lies else both.call
-            ask(
+            both.call(
                 lambda index, hashes=hashes, engines=engines, tokens=tokens: list(
                     index.longest_prefix(hashes, engines, num_tokens=tokens).items()
                 )
             )
-        elif roll < 0.93:
-            told = teller.settings()
-            both.call(lambda index, engine=engine, told=told: index.configure(engine, told))
-        elif roll < 0.95:
-            both.call(lambda index, engine=engine: index.remove(engine))
-        elif roll < 0.97:
-            swap(both)
-        both.call(shown)
         if rng.random() < 0.1:
             both.call(dumped)
     for chain in CHAINS if not teller.lies else ():
