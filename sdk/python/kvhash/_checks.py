@@ -92,7 +92,8 @@ def check_int(
 ) -> int:
     """Return `value` as an int if it is an integer from `minimum` to `maximum`, not a bool; else raise `error`."""
     try:
-        number = operator.index(None if isinstance(value, bool) else value)  # type: ignore[arg-type]
+        boolean = type(value).__name__ in ("bool_", "bool")
+        number = operator.index(None if boolean else value)  # type: ignore[arg-type]
     except TypeError:  # a NumPy array has `__index__` too
         raise error(f"expected {what} as an integer, got {type(value).__name__}", at=at) from None
     if not minimum <= number <= maximum:

@@ -52,7 +52,7 @@ def hash_key(value: HashValue) -> int:
     """
     if type(value) is int or (isinstance(value, bytes) and 8 <= len(value) <= 64):
         return low64(value)
-    if not isinstance(value, (bool, bytes)):
+    if not isinstance(value, bytes) and type(value).__name__ not in ("bool", "bool_"):  # NumPy's too
         with contextlib.suppress(TypeError):
             return low64(operator.index(value))
     shown = f"{len(value)} bytes" if isinstance(value, bytes) else f"{value!r:.40} ({type(value).__name__})"

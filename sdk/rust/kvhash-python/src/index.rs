@@ -8,7 +8,7 @@ use kvhash::events::decode_batch;
 use kvhash::index::{Group, Hashes, Hashing, Match, Parent, Place, RankSettings, Signal, Tiers};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyBytes, PyDict, PyInt, PyList, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyInt, PyList, PyString, PyTuple};
 
 use crate::hashing::Engine;
 
@@ -318,13 +318,13 @@ impl<'py> Listed<'py> {
                 let last = &bytes[bytes.len() - 8..];
                 return Ok(last.iter().fold(0, |number, byte| number << 8 | u64::from(*byte)));
             }
-        } else if !item.is_instance_of::<PyBool>() {
+        } else if item.is_exact_instance_of::<PyInt>() {
             if let Ok(number) = item.extract::<u64>() {
                 return Ok(number);
             }
-            if item.is_instance_of::<PyInt>() {
-                return item.call_method1("__and__", (u64::MAX,))?.extract();
-            }
+            return item.call_method1("__and__", (u64::MAX,))?.extract();
+        } else if !matches!(item.get_type().name()?.to_str()?, "bool" | "bool_") {
+            // NumPy's integers; its booleans are none.
             if let Ok(number) = item.call_method0("__index__") {
                 return number.call_method1("__and__", (u64::MAX,))?.extract();
             }
