@@ -70,12 +70,9 @@ _WINDOW = 64
 #: What the server can keep as a time to live, and more than anybody waits.
 _LONGEST_S = 1e10
 
-#: What `SharedResidencyIndex.stats` counts: nothing that takes knowing the blocks.
-_COUNTS = (
-    *(name for name in COUNTS if name not in ("evicted", "collisions", "conflicts", "tokenless")),
-    "dropped",
-)
-_COUNTS = tuple(name for name in _COUNTS if not name.startswith("sparse_"))
+#: What takes knowing the blocks, and is not counted here.
+_OF_BLOCKS = {"evicted", "collisions", "conflicts", "tokenless", "sparse_placed", "sparse_unplaced"}
+_COUNTS = (*(name for name in COUNTS if name not in _OF_BLOCKS), "dropped")
 
 
 @dataclass(frozen=True, slots=True)
