@@ -20,6 +20,7 @@ from kvhash.events.schema import BlockStored, EventBatch
 from kvhash.events.subscriber import Source
 from kvhash.events.tracker import PublisherTracker, parse_message
 from kvhash.index import EngineSettings, Knowledge, PrefixMatch, ResidencyIndex
+from kvhash.index.types import MAX_BLOCK_TOKENS
 from kvhash.request import HashRequest, parse_json
 
 from .decode_cmd import open_source
@@ -110,8 +111,9 @@ class _Feed:
 
     def _settle(self, engine: str, batch: EventBatch) -> None:
         """Take the tokens per hash from the options, else from an engine's first stores."""
-        stores = (event for event in batch.events if isinstance(event, BlockStored))
-        sizes = [event.block_size for event in stores if event.block_size > 0 and event.token_ids]
+        stores = (event for event in batch.events if isinstance(event, BlockStored) and event.token_ids)
+        most = MAX_BLOCK_TOKENS // self._options["decode_context_parallel_size"]
+        sizes = [event.block_size for event in stores if 0 < event.block_size <= most]
         size = self._options["block_size"] or min(sizes, default=None)
         if size is None:
             return

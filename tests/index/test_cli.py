@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import pty
+import select
+import signal
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from kvhash.events.publisher import Publisher
 
 from ..data_files import CAPTURES, DATA, capture
+from ..waiting import wait_for
 from .build import CLEARED, HASHER, SIZE, batch, removed, stored
 
 KVEVENTS = str(Path(sys.executable).with_name("kvevents"))
@@ -103,6 +112,70 @@ def test_a_live_engine() -> None:
     assert found["match"][0]["by_tier"] == {"GPU": 5, "CPU": 3}
     assert found["prefix"][0]["hash"] == str(numbers[4])
     assert found["stats"][0]["unknown_media"] == {"TAPE": 1}
+
+
+def test_a_live_map_in_a_terminal() -> None:
+    """In a terminal the map is drawn as events come: engine, state, tiers, and the hottest prefix; Ctrl-C ends it."""
+    numbers = HASHER.chain(TOKENS).external()
+    terminal, inner = pty.openpty()
+    fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
+    with Publisher("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", bind=True) as publisher:
+        assert publisher.replay_endpoint is not None
+        publisher.publish(batch(stored(numbers[:6], token_ids=tuple(TOKENS[: 6 * SIZE])), rank=0))
+        running = subprocess.Popen(
+            [KVEVENTS, "index", publisher.endpoint, "--replay", publisher.replay_endpoint, "--from-seq", "start"],
+            stdin=subprocess.DEVNULL, stdout=inner, stderr=subprocess.DEVNULL,
+            env={**os.environ, "TERM": "xterm", "NO_COLOR": "1"},
+        )  # fmt: skip
+        os.close(inner)
+        shown = b""
+
+        def has(*words: str) -> bool:
+            nonlocal shown
+            if select.select([terminal], [], [], 0.05)[0]:
+                shown += os.read(terminal, 1 << 16)
+            return all(word.encode() in shown for word in words)
+
+        try:
+            wait_for(
+                lambda: has(publisher.endpoint, "EXACT", "GPU 6", f"{numbers[5]:016x}"), "the map", seconds=20
+            )
+            publisher.publish(batch(removed(numbers[5:6]), stored(numbers[:2], medium="CPU"), rank=0, ts=2.0))
+            wait_for(lambda: has("GPU 5, CPU 2", f"{numbers[4]:016x}"), "the change", seconds=20)
+        finally:
+            running.send_signal(signal.SIGINT)
+            drained = b""
+            while select.select([terminal], [], [], 5)[0]:
+                try:
+                    drained += os.read(terminal, 1 << 16)
+                except OSError:  # it closed the terminal
+                    break
+            status = running.wait(10)
+            os.close(terminal)
+    assert status in (0, 130)
+    assert b"Traceback" not in shown + drained
+
+
+def test_a_block_size_that_none_has_ends_nothing(tmp_path: Path) -> None:
+    """An event that names 2^62 tokens a block is refused and shows; the others are mapped and queried."""
+    from kvhash.events.encode import encode_batch
+    from kvhash.events.recording import RecordingWriter
+
+    hashes = HASHER.hash_tokens(TOKENS)
+    odd = stored([5], token_ids=(1,))
+    path = tmp_path / "odd.kvrec"
+    with RecordingWriter(path) as writer:
+        for seq, event in enumerate(
+            (msgspec.structs.replace(odd, block_size=1 << 62), stored([h[-8:] for h in hashes]))
+        ):
+            payload = encode_batch(batch(event, ts=float(seq)), "0.33.0")
+            frames = [b"", seq.to_bytes(8, "big"), payload]
+            writer.write(frames, endpoint="tcp://e:1", rank=0, received_ns=seq * 10**9)
+    query = ["--query", json.dumps(TOKENS), "--vllm", "0.33.0", "--algorithm", "sha256_cbor", "-o", "jsonl"]
+    found = records(run(str(path), *query)[0])
+    assert found["match"][0]["blocks"] == 10
+    assert found["engine"][0]["reasons"][0] in ("refused", "hash-mismatch")
+    assert found["stats"][0]["refused"] == 1
 
 
 def test_recorded_losses_show(tmp_path: Path) -> None:

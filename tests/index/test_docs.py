@@ -33,10 +33,10 @@ def test_the_pages_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("48 {'GPU': 4} Knowledge(state=<State.EXACT")
 
 
-def test_the_page_names_every_reason_and_setting() -> None:
-    """A reason or a setting that the page does not explain fails here."""
-    from kvhash.index import REASONS, EngineSettings
+def test_the_page_names_every_reason_setting_and_count() -> None:
+    """A reason, a setting, or one of the statistics that the page does not explain fails here."""
+    from kvhash.index import REASONS, EngineSettings, ResidencyIndex
 
-    for name in (*REASONS, *EngineSettings.__dataclass_fields__):
+    for name in (*REASONS, *EngineSettings.__dataclass_fields__, *ResidencyIndex().stats()):
         if name not in ("store-unreachable",):  # docs/scale.md
             assert f"`{name}`" in PAGE, name

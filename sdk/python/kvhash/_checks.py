@@ -91,9 +91,11 @@ def check_int(
     error: type[InvalidRequestError] = InvalidRequestError,
 ) -> int:
     """Return `value` as an int if it is an integer from `minimum` to `maximum`, not a bool; else raise `error`."""
-    if isinstance(value, bool) or not hasattr(type(value), "__index__"):
-        raise error(f"expected {what} as an integer, got {type(value).__name__}", at=at)
-    number = operator.index(value)  # type: ignore[arg-type]
+    try:
+        boolean = type(value).__name__ in ("bool_", "bool")
+        number = operator.index(None if boolean else value)  # type: ignore[arg-type]
+    except TypeError:  # a NumPy array has `__index__` too
+        raise error(f"expected {what} as an integer, got {type(value).__name__}", at=at) from None
     if not minimum <= number <= maximum:
         shown = str(number) if abs(number) < 1 << 70 else "a larger one"
         limit = f"from {minimum} to {maximum}" if maximum < 1 << 62 else f"of at least {minimum}"

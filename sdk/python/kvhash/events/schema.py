@@ -6,10 +6,13 @@ block hash is an int (signed or not) or bytes, `hash_key` makes one comparable k
 
 from __future__ import annotations
 
+import contextlib
+import operator
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
+from kvhash._errors import InvalidHashError
 from kvhash.block_hash import low64
 
 __all__ = [
@@ -44,10 +47,16 @@ _Size = Annotated[int, msgspec.Meta(ge=0)]
 def hash_key(value: HashValue) -> int:
     """Return one key for a block hash in any of its wire forms: its low 64 bits, unsigned.
 
-    An int may be signed (two's complement) or unsigned; of bytes, the last 8 count, big-endian. The three
-    forms in which one engine may publish a hash give the same key.
+    An int may be signed (two's complement) or unsigned; of bytes, 8 to 64 of them, the last 8 count, big-endian. The
+    three forms in which one engine may publish a hash give the same key. Raises InvalidHashError for anything else.
     """
-    return low64(value)
+    if type(value) is int or (isinstance(value, bytes) and 8 <= len(value) <= 64):
+        return low64(value)
+    if not isinstance(value, bytes) and type(value).__name__ not in ("bool", "bool_"):  # NumPy's too
+        with contextlib.suppress(TypeError):
+            return low64(operator.index(value))
+    shown = f"{len(value)} bytes" if isinstance(value, bytes) else f"{value!r:.40} ({type(value).__name__})"
+    raise InvalidHashError(f"expected a block hash, an integer or 8 to 64 bytes, got {shown}")
 
 
 class _Event(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):

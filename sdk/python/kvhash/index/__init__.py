@@ -3,7 +3,8 @@
 from .layer import ROOT, UNPLACED
 from .ledger import REASONS
 from .rank import Place
-from .residency import HotPrefix, ResidencyIndex, SnapshotError
+from .residency import HotPrefix, ResidencyIndex
+from .snapshot import SnapshotError
 from .types import DEFAULT_TIERS, EngineSettings, GroupSettings, Knowledge, PrefixMatch, State
 
 __all__ = [

@@ -13,6 +13,7 @@ links (which block is whose parent) are there to make that fast:
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 
 __all__ = ["ROOT", "UNPLACED", "Block", "Keys", "Layer"]
@@ -27,8 +28,8 @@ class Block:
     """One held block.
 
     ``copies``: stores minus removals. ``parent``: a key, ROOT or UNPLACED. ``depth``: see the module. ``children``:
-    keys of held blocks whose parent this is. ``digest``: its whole hash, where that was published. ``ends_chunk``:
-    whether what was stored with it may be retrieved up to here.
+    keys of held blocks whose parent this is, in the order in which they were linked. ``digest``: its whole hash, where
+    that was published. ``ends_chunk``: whether what was stored with it may be retrieved up to here.
     """
 
     __slots__ = ("children", "copies", "depth", "digest", "ends_chunk", "parent")
@@ -37,7 +38,7 @@ class Block:
         self.copies = 1
         self.parent = parent
         self.depth = 0
-        self.children: set[int] | None = None
+        self.children: dict[int, None] | None = None
         self.digest = digest
         self.ends_chunk = ends_chunk
 
@@ -75,7 +76,7 @@ class Layer:
         self.conflicts = 0
         self.collisions = 0
         # Parent that is not held -> the held blocks that wait for it.
-        self._waiting: dict[int, set[int]] = {}
+        self._waiting: dict[int, dict[int, None]] = {}
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -143,18 +144,27 @@ class Layer:
         if block.children:
             self._waiting[key] = block.children
 
-    def oldest_leaf(self) -> list[int]:
-        """Return the path from the block held longest down to a leaf, by the first of each one's children."""
-        key = next(iter(self.blocks))
-        path = [key]
-        seen = {key}
-        while True:
-            children = self.blocks[key].children
-            key = next(iter(children), -1) if children else -1
-            if key < 0 or key in seen:  # a circle of parents is nobody's prefix
-                return path
-            path.append(key)
-            seen.add(key)
+    def evict(self, count: int) -> int:
+        """Forget up to `count` blocks, leaves first: those of the chains that began longest ago. Returns how many.
+
+        From the block held longest down by the first of each one's children; what is dropped there lets the next of
+        its siblings be followed, and its parent be dropped after the last of them. So what others hang on stays.
+        """
+        oldest = [*itertools.islice(self.blocks, count)]  # each is dropped by the time that it is passed
+        oldest.reverse()
+        path: list[int] = []
+        below: set[int] = set()
+        dropped = 0
+        while dropped < count and self.blocks:
+            while not path:
+                if (key := oldest.pop()) in self.blocks:
+                    path, below = [key], {key}
+            while (children := self.blocks[path[-1]].children) and (key := next(iter(children))) not in below:
+                path.append(key)  # a circle of parents is nobody's prefix: it ends where it began
+                below.add(key)
+            self.drop(path.pop())
+            dropped += 1
+        return dropped
 
     def _attach(self, key: int, block: Block) -> None:
         if block.parent == ROOT:
@@ -162,11 +172,11 @@ class Layer:
         elif block.parent != UNPLACED:
             parent = self.blocks.get(block.parent)
             if parent is None:
-                self._waiting.setdefault(block.parent, set()).add(key)
+                self._waiting.setdefault(block.parent, {})[key] = None
                 return
             if parent.children is None:
-                parent.children = set()
-            parent.children.add(key)
+                parent.children = {}
+            parent.children[key] = None
             if parent.depth:
                 self._reach(key, parent.depth + 1)
 
@@ -178,12 +188,12 @@ class Layer:
         parent = self.blocks.get(block.parent)
         if parent is not None:
             assert parent.children is not None
-            parent.children.discard(key)
+            del parent.children[key]
             if not parent.children:
                 parent.children = None
             return
         waiting = self._waiting[block.parent]
-        waiting.discard(key)
+        del waiting[key]
         if not waiting:
             del self._waiting[block.parent]
 

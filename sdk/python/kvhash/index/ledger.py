@@ -21,6 +21,7 @@ REASONS: Mapping[str, str] = {
     "joined-late": "the stream was joined after its beginning; what was stored before is not known",
     "lost": "batches were lost for good",
     "never-heard": "no batch of the engine has been applied",
+    "refused": "what the engine published is beyond what an index takes: ranks, groups, or tokens of a block",
     "restored": "restored from a snapshot; the stream has not shown that it is the same life",
     "reuse-reported": "stores may be reports of reuse, so copies cannot be counted",
     "store-unreachable": "the shared store does not answer",
@@ -40,6 +41,11 @@ class Ledger:
         self.missing: list[tuple[int, int, float]] = []
         self.heard = False
         self._expected: int | None = None
+
+    @property
+    def next_seq(self) -> int:
+        """The number that a batch has which follows what was applied or lost."""
+        return self._expected or 0
 
     # --- what the stream says ---------------------------------------------------------------------------------
 

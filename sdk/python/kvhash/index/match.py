@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from kvhash.block_hash import low64
+from kvhash.events.schema import hash_key
 
 from .layer import Keys, Layer
 
@@ -57,7 +57,7 @@ class Request:
         hashes, factor = self.hashes, size // self.unit
 
         def at(index: int) -> int:
-            return low64(hashes[(index + 1) * factor - 1])
+            return hash_key(hashes[(index + 1) * factor - 1])
 
         def digest_at(index: int) -> bytes | None:
             value = hashes[(index + 1) * factor - 1]

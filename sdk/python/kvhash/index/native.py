@@ -10,15 +10,17 @@ import msgspec
 
 from kvhash._backend import native_module
 from kvhash._errors import KvHashError
-from kvhash.block_hash import low64
+from kvhash.contract import Contract
 from kvhash.events.encode import encode_batch
 from kvhash.events.schema import (
+    AllBlocksCleared,
     BlockRemoved,
     BlockStored,
     EventBatch,
     HashValue,
     UndecodableEvent,
     UnknownEvent,
+    hash_key,
 )
 
 from .layer import Block
@@ -29,6 +31,7 @@ from .types import EngineSettings, PrefixMatch
 if TYPE_CHECKING:
     from kvhash import _native
 
+_NEWEST = Contract.events_for_vllm("latest")
 _UNDECODABLE = msgspec.msgpack.encode({"type": "BlockStored"})
 _UNKNOWN = msgspec.msgpack.encode({"type": "?"})
 
@@ -148,7 +151,11 @@ class NativeRankMap(RankMap):
 
     def apply(self, batch: EventBatch, now: float, payload: bytes | None = None) -> None:
         """Apply a batch's events in order, from its payload where that is at hand."""
-        self.told(self.native.apply(payload or _payload(batch)), now)
+        try:
+            signals = self.native.apply(payload or _payload(batch))
+        except ValueError:  # the payload is not the batch's
+            signals = self.native.apply(_payload(batch))
+        self.told(signals, now)
         self._verify(batch, now)
 
     def told(self, signals: Iterable[str], now: float) -> None:
@@ -175,7 +182,7 @@ class NativeRankMap(RankMap):
         self.configure(self.settings)
 
     def evict(self, count: int, now: float) -> int:
-        """Drop up to `count` blocks of the fullest place: the oldest chain, from its end. Returns how many."""
+        """Drop up to `count` blocks of the fullest place, see `Layer.evict`. Returns how many."""
         self.ledger.fault("evicted", now)
         return self.native.evict(count)
 
@@ -197,6 +204,8 @@ class NativeRankMap(RankMap):
 
     def dump(self) -> dict[str, Any]:
         """Return all that is known, as plain values: the same as the pure form's."""
+        dumped = super().dump()
+        # After the places: a group that is heard of meanwhile, by another thread, comes with its geometry.
         groups = [
             (
                 number,
@@ -208,7 +217,7 @@ class NativeRankMap(RankMap):
             )
             for number, sizes, smallest, kind, window, chunk in self.native.groups()
         ]
-        return {**super().dump(), "groups": groups}
+        return {**dumped, "groups": groups}
 
     def restore(self, value: Mapping[str, Any]) -> None:
         """Take what `dump` gave, on a rank of which nothing is known yet."""
@@ -244,16 +253,15 @@ def _natives(ranks: Mapping[int | None, RankMap]) -> list[tuple[int | None, _nat
 
 def _payload(batch: EventBatch) -> bytes:
     """Return a batch as some engine could have published it."""
-    if any(_mixed(event) for event in batch.events):
-        batch = msgspec.structs.replace(batch, events=tuple(map(_as_integers, batch.events)))
     if any(isinstance(event, (UndecodableEvent, UnknownEvent)) for event in batch.events):
         batch = msgspec.structs.replace(batch, events=tuple(map(_stand_in, batch.events)))
     try:
-        return encode_batch(batch, drop_fields=True)
+        return encode_batch(batch, _NEWEST, drop_fields=True)
     except (KvHashError, OverflowError):
-        # Integers of the chain before 0.10.2 are wider than a message can carry; the low 64 bits are the key.
+        # Integers of the chain before 0.10.2 are wider than a message can carry; the low 64 bits are the key. And
+        # fields that the index does not read may hold what no message can carry.
         events = tuple(_narrow(event) for event in batch.events)
-        return encode_batch(msgspec.structs.replace(batch, events=events), drop_fields=True)
+        return encode_batch(msgspec.structs.replace(batch, events=events), _NEWEST, drop_fields=True)
 
 
 def _stand_in(event: Any) -> Any:
@@ -263,33 +271,34 @@ def _stand_in(event: Any) -> Any:
     return msgspec.structs.replace(event, raw=_UNKNOWN) if isinstance(event, UnknownEvent) else event
 
 
-def _mixed(event: Any) -> bool:
-    """Return whether an event has integers and bytes as hashes, which no message has."""
-    if not isinstance(event, (BlockStored, BlockRemoved)):
-        return False
-    hashes = [*event.block_hashes]
-    if isinstance(event, BlockStored) and event.parent_block_hash is not None:
-        hashes.append(event.parent_block_hash)
-    return len({isinstance(value, bytes) for value in hashes}) > 1
-
-
-def _as_integers(event: Any) -> Any:
-    if not _mixed(event):
-        return event
-    changes: dict[str, Any] = {"block_hashes": tuple(map(low64, event.block_hashes))}
-    if isinstance(event, BlockStored) and event.parent_block_hash is not None:
-        changes["parent_block_hash"] = low64(event.parent_block_hash)
-    return msgspec.structs.replace(event, **changes)
-
-
 def _narrow(event: Any) -> Any:
+    """Return an event of which a message can carry all that the index reads; nothing else is in it."""
+    if isinstance(event, AllBlocksCleared):
+        return AllBlocksCleared()
     if not isinstance(event, (BlockStored, BlockRemoved)):
         return event
-    hashes = tuple(value if isinstance(value, bytes) else low64(value) for value in event.block_hashes)
+    hashes = tuple(value if isinstance(value, bytes) else hash_key(value) for value in event.block_hashes)
+    read: dict[str, Any] = {name: getattr(event, name) for name in ("medium", "group_idx", "locality")}
     if isinstance(event, BlockRemoved):
-        return msgspec.structs.replace(event, block_hashes=hashes)
+        return BlockRemoved(hashes, **read)
+    names = ("lora_id", "lora_name", "kv_cache_spec_kind", "kv_cache_spec_sliding_window")
+    read |= {name: getattr(event, name) for name in names}
     parent = event.parent_block_hash
-    parent = low64(parent) if isinstance(parent, int) else parent
-    # An impossible token makes its event one that cannot be hashed, as any other impossible one does.
-    tokens = tuple(-1 if isinstance(token, int) and token >= 1 << 64 else token for token in event.token_ids)
-    return msgspec.structs.replace(event, block_hashes=hashes, parent_block_hash=parent, token_ids=tokens)
+    if event.extra_keys is not None:
+        read["extra_keys"] = tuple((True,) if keys else None for keys in event.extra_keys)
+    if event.lookahead_token_ids is not None:
+        read["lookahead_token_ids"] = ((),) * len(event.lookahead_token_ids)
+    return BlockStored(
+        hashes,
+        parent if parent is None or isinstance(parent, bytes) else hash_key(parent),
+        tuple(map(_narrow_token, event.token_ids)),
+        event.block_size,
+        **read,
+    )
+
+
+def _narrow_token(token: Any) -> Any:
+    """Return -1 for an impossible token: its event cannot be hashed, as one with any other impossible one cannot."""
+    if isinstance(token, tuple):
+        return tuple(map(_narrow_token, token))
+    return token if 0 <= token < 1 << 64 else -1

@@ -6,11 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from kvhash._checks import MAX_TOKEN
-from kvhash.block_hash import BlockHash, ChainValue, external_hash
-from kvhash.contract import ALGORITHMS
 from kvhash.events.schema import (
     AllBlocksCleared,
     BlockRemoved,
@@ -23,19 +20,18 @@ from kvhash.events.schema import (
 )
 from kvhash.events.verify import Verifier
 
-from .layer import ROOT, UNPLACED, Layer
+from .layer import UNPLACED, Layer
 from .ledger import Ledger
 from .match import Combination, GroupView, Request, continue_in_tier, kind_of
-from .types import EngineSettings, PrefixMatch
+from .placing import Placing
+from .types import MAX_BLOCK_TOKENS, MAX_GROUPS, EngineSettings, PrefixMatch
 
-__all__ = ["Group", "Place", "RankMap", "check_block"]
+__all__ = ["Blocks", "Group", "Place", "RankMap", "check_block", "count_medium"]
 
 #: Why a block may be not derivable though the settings are right, or because they are wrong: where this is so of
 #: `_ENOUGH` blocks and not one was confirmed, nothing says that lookups can hit.
 _TELLING = ("extra-keys-unpublished", "block-size", "parent-mismatch", "unknown-parent", "sparse-blocks")
 _ENOUGH = 16
-#: KV cache groups that one rank may have: an engine has a handful; who names ever new ones gets no more.
-_MAX_GROUPS = 64
 #: How many names of unknown media are counted apart.
 _MAX_NAMES = 64
 
@@ -69,7 +65,21 @@ class Group:
             self.sizes[tier] = max(self.sizes.get(tier, 0), size)
             self.smallest = math.gcd(self.smallest, size)
         self.kind = kind or self.kind
-        self.window = window or self.window
+        if window is not None and window > 0:
+            self.window = window
+
+
+class Blocks(Protocol):
+    """Who keeps a rank's blocks where the rank itself does not."""
+
+    def store(self, place: Place, event: BlockStored) -> None:
+        """Take in an event's blocks."""
+
+    def remove(self, place: Place, event: BlockRemoved) -> None:
+        """Take an event's blocks away."""
+
+    def clear(self) -> None:
+        """Forget all blocks."""
 
 
 class RankMap:
@@ -89,6 +99,7 @@ class RankMap:
         """Take settings for what comes from now on."""
         self.settings = settings
         self._verifier = None if settings.hashing is None else Verifier(**settings.hashing)
+        self._placing = Placing(settings, None if self._verifier is None else self._verifier.hasher)
         self._verified = 0
         self._confirmed = self._unconfirmed = 0
         self.ledger.faults.pop("hash-mismatch", None)
@@ -182,47 +193,50 @@ class RankMap:
         if unknown and "hash-mismatch" not in self.ledger.faults:
             self.ledger.fault("hash-unverified", now)
 
-    def _tier(self, medium: str | None, count: bool) -> str | None:
+    def _tier(self, medium: str | None) -> str | None:
         name = "GPU" if medium is None else medium.upper()
         tier = self._tiers.get(name)
-        if tier is None and count:
-            self._count_medium(name)
+        if tier is None:
+            count_medium(self.unknown_media, name)
         return tier
 
-    def _count_medium(self, name: str) -> None:
-        known = name in self.unknown_media or len(self.unknown_media) < _MAX_NAMES
-        self.unknown_media[name if known else "(other)"] += 1
-
-    def _is_one_too_many(self, group: int) -> bool:
-        """Return whether this would be one group more than an engine has; counted as a medium that is not known."""
-        if group in self.groups or len(self.groups) < _MAX_GROUPS:
+    def _refuses(self, place: Place, event: BlockStored, now: float) -> bool:
+        """Return whether this would be one group more than an engine has, or has blocks that none has; counted."""
+        one_too_many = place.group not in self.groups and len(self.groups) >= MAX_GROUPS
+        if not one_too_many and self._placing.block_tokens(event) <= MAX_BLOCK_TOKENS:
             return False
-        self._count_medium("(too many groups)")
+        self.counts["refused"] += 1
+        self.ledger.fault("refused", now)
         return True
 
-    def place_of(self, event: BlockStored | BlockRemoved, *, count: bool = True) -> Place | None:
-        """Return where an event's blocks are; None, and (if `count`) counted, where that scores nothing."""
-        tier = self._tier(event.medium, count)
+    def place_of(self, event: BlockStored | BlockRemoved) -> Place | None:
+        """Return where an event's blocks are; None, and counted, where that scores nothing."""
+        tier = self._tier(event.medium)
         return None if tier is None else Place(tier, _is_remote(event.locality), event.group_idx or 0)
 
     def _learn(self, place: Place, event: BlockStored) -> None:
         group = self.groups.setdefault(place.group, Group())
-        size = self._block_tokens(event)
+        size = self._placing.block_tokens(event)
         group.learn(place.tier, size, event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window)
 
-    def apply_without_blocks(self, batch: EventBatch, now: float) -> None:
-        """Do for a batch all that `apply` does except hold blocks, for who keeps them elsewhere."""
+    def apply_elsewhere(self, batch: EventBatch, now: float, blocks: Blocks) -> None:
+        """Do for a batch all that `apply` does except hold its blocks, which `blocks` takes."""
         self.counts["batches"] += 1
         for event in batch.events:
-            if isinstance(event, (BlockStored, BlockRemoved)):
+            if isinstance(event, BlockStored):
                 place = self.place_of(event)
-                if place is not None and isinstance(event, BlockStored):
-                    if self._is_one_too_many(place.group):
-                        continue
+                if place is not None and not self._refuses(place, event, now):
                     self._learn(place, event)
+                    self.counts["stored"] += len(event.block_hashes)
+                    blocks.store(place, event)
+            elif isinstance(event, BlockRemoved):
+                place = self.place_of(event)
                 if place is not None:
-                    self.counts[_COUNTED[type(event)]] += len(event.block_hashes)
+                    self.counts["removed"] += len(event.block_hashes)
+                    blocks.remove(place, event)
             else:
+                if isinstance(event, AllBlocksCleared):
+                    blocks.clear()
                 self._apply_other(event, now)
         self._verify(batch, now)
 
@@ -235,7 +249,7 @@ class RankMap:
 
     def _store(self, event: BlockStored, now: float) -> None:
         place = self.place_of(event)
-        if place is None or self._is_one_too_many(place.group):
+        if place is None or self._refuses(place, event, now):
             return
         tier, number = place.tier, place.group
         self._learn(place, event)
@@ -243,7 +257,7 @@ class RankMap:
         if layer is None:
             layer = self.layers[place] = Layer()
         keys = [hash_key(value) for value in event.block_hashes]
-        parents = self._parents(event, keys)
+        parents = self._placing.parents(event, keys, self.counts)
         device = tier == self._order[0]
         others = [other for at, other in self.layers.items() if at.group == number and other is not layer]
         last = len(keys) - 1
@@ -276,92 +290,11 @@ class RankMap:
             else:
                 self.counts["removed"] += 1
 
-    # --- where blocks stand -----------------------------------------------------------------------------------
-
-    def _block_tokens(self, event: BlockStored) -> int:
-        """Return the tokens of one block of an event: what each hash has, where every block has a hash."""
-        count, tokens = len(event.block_hashes), len(event.token_ids)
-        if tokens and count and self._is_dense(event):
-            return tokens // count
-        return event.block_size
-
-    def _is_dense(self, event: BlockStored) -> bool:
-        """Return whether an event has a hash for each of its blocks of tokens.
-
-        With context parallelism the event's block size can be that of one device; only the settings tell this from
-        an event that leaves blocks out.
-        """
-        count, tokens = len(event.block_hashes), len(event.token_ids)
-        if not count or tokens % count:
-            return False
-        return tokens // count in (event.block_size, self._given_size(event.group_idx or 0))
-
-    def _given_size(self, group: int) -> int | None:
-        if group in self.settings.groups:
-            return self.settings.groups[group].block_size
-        if self.settings.tokens_per_hash is not None:
-            return self.settings.tokens_per_hash
-        return None if self._verifier is None else self._verifier.hasher.span
-
-    def _parents(self, event: BlockStored, keys: list[int]) -> list[int]:
-        """Return the parent of each of an event's blocks, UNPLACED where the event does not say it."""
-        first = ROOT if event.parent_block_hash is None else hash_key(event.parent_block_hash)
-        if not event.token_ids:
-            # Without tokens "no parent" means that it is not said; and further hashes need not follow each other.
-            self.counts["tokenless"] += len(keys)
-            unplaced = [UNPLACED] * len(keys)
-            return unplaced if first == ROOT else [first, *unplaced[1:]][: len(keys)]
-        if self._is_dense(event):
-            return [first, *keys[:-1]][: len(keys)]
-        found = self._recompute(event)
-        parents = [found.get(key, UNPLACED) for key in keys]
-        self.counts["sparse_placed"] += len(keys) - parents.count(UNPLACED)
-        self.counts["sparse_unplaced"] += parents.count(UNPLACED)
-        return parents
-
-    def _recompute(self, event: BlockStored) -> dict[int, int]:
-        """Return key -> parent's key of every block in an event's tokens, by hashing them; empty where that cannot be.
-
-        It can where the hash settings are known, no extra keys are about, and the parent is the root or published
-        whole.
-        """
-        parent = None if self._verifier is None else self._root_of(event)
-        if self._verifier is None or parent is None or event.block_size < 1 or event.bigram:
-            return {}
-        if event.lora_name or event.lora_id or any(event.extra_keys or ()) or event.lookahead_token_ids:
-            return {}
-        hasher, tokens = self._verifier.hasher, event.token_ids
-        if min(tokens) < 0 or max(tokens) > MAX_TOKEN:  # type: ignore[operator]
-            return {}
-        found: dict[int, int] = {}
-        before = ROOT if event.parent_block_hash is None else hash_key(event.parent_block_hash)
-        for end in range(hasher.span, len(tokens) + 1, hasher.span):
-            parent = hasher.hash_function.plain_block(parent, list(tokens[end - hasher.span : end]))  # type: ignore[arg-type]
-            if end % event.block_size == 0:
-                key = hash_key(external_hash(parent))
-                found[key], before = before, key
-        return found
-
-    def _root_of(self, event: BlockStored) -> ChainValue | None:
-        assert self._verifier is not None
-        hasher, published = self._verifier.hasher, event.parent_block_hash
-        if published is None:
-            return hasher.none_hash
-        length = 32 if ALGORITHMS[hasher.algorithm].digest == "sha256" else 16
-        if isinstance(published, bytes) and len(published) == length:
-            return BlockHash(published)
-        return None
-
     # --- bounds -----------------------------------------------------------------------------------------------
 
     def evict(self, count: int, now: float) -> int:
-        """Drop up to `count` blocks of the fullest place: the oldest chain, from its end. Returns how many."""
-        layer = max(self.layers.values(), key=len)
-        dropped = 0
-        while dropped < count and layer.blocks:
-            for key in reversed(layer.oldest_leaf()[-(count - dropped) :]):
-                layer.drop(key)
-                dropped += 1
+        """Drop up to `count` blocks of the fullest place, see `Layer.evict`. Returns how many."""
+        dropped = max(self.layers.values(), key=len, default=_EMPTY).evict(count)
         self.counts["evicted"] += dropped
         self.ledger.fault("evicted", now)
         return dropped
@@ -462,9 +395,11 @@ class RankMap:
         """
         self.ledger = Ledger.restore(value["ledger"])
         self.counts.update(value["counts"])
-        self.unknown_media.update(value["media"])
-        for number, *fields in value["groups"]:
-            self.groups[number] = Group(*fields)
+        for name, count in value["media"].items():
+            count_medium(self.unknown_media, name, count)
+        for number, sizes, smallest, kind, window, chunk in value["groups"]:
+            known = {tier: size for tier, size in sizes.items() if size}
+            self.groups[number] = Group(known, smallest, kind, window or None, chunk or None)
         for place, blocks in value["places"]:
             layer = self.layers[Place(*place)] = Layer()
             for key, copies, parent, digest, ends_chunk in blocks:
@@ -480,8 +415,13 @@ def check_block(key: Any, copies: Any, parent: Any) -> None:
         raise ValueError(f"block {key!r} has no sound values")
 
 
+def count_medium(counts: Counter[str], name: str, count: int = 1) -> None:
+    """Count events of a medium that scores nothing: by its name, of which there are `_MAX_NAMES` and ``(other)``."""
+    known = name in counts or len(counts) < _MAX_NAMES
+    counts[name if known else "(other)"] += count
+
+
 _EMPTY = Layer()
-_COUNTED: Mapping[type, str] = {BlockStored: "stored", BlockRemoved: "removed"}
 
 
 def _known_parent(layers: Sequence[Layer], key: int) -> int:

@@ -3,42 +3,57 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
 from kvhash._backend import native_module
-from kvhash._errors import DecodeError, UsageError
-from kvhash.block_hash import BlockHashView
+from kvhash._checks import check_int
+from kvhash._errors import InvalidHashError, UsageError
 from kvhash.events._errors import EventDecodeError
 from kvhash.events.decode import decode_batch
 from kvhash.events.records import BadMessage, Batch, Gap, Lost, Record, Recovered, Restart, Stale
 from kvhash.events.schema import EventBatch, HashValue
 
+from .checks import (
+    MAX_RANKS,
+    check_batch,
+    check_clock,
+    check_engine,
+    check_engine_settings,
+    check_engines,
+    check_hashes,
+    check_num_tokens,
+    check_payloads,
+    check_rank,
+    check_record,
+    check_settings,
+    check_tiers,
+    name_bad_hash,
+)
 from .native import NativeRankMap, apply_payloads, make_fleet, make_rank_map
-from .rank import Place, RankMap
+from .rank import Place, RankMap, count_medium
+from .snapshot import DumpedRank, SnapshotError, seal, unseal
 from .types import DEFAULT_TIERS, EngineSettings, Knowledge, PrefixMatch, State
 
-__all__ = ["HotPrefix", "ResidencyIndex", "SnapshotError"]
+__all__ = ["HotPrefix", "ResidencyIndex"]
 
-_FORMAT = "kvhash-index-2"
-#: Batches that are applied before the bound is looked at.
+#: Payloads that are applied before the bound is looked at.
 _AT_ONCE = 256
+#: What `ResidencyIndex.stats` counts.
+COUNTS = (
+    *("batches", "stored", "removed", "removed_unknown", "clears", "restarts", "evicted", "collisions"),
+    *("conflicts", "tokenless", "sparse_placed", "sparse_unplaced", "undecodable", "unknown_events"),
+    *("mismatches", "lost", "stale", "repeated", "bad_messages", "refused"),
+)
 _NEVER_HEARD = Knowledge(State.UNKNOWN, None, ("never-heard",))
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
-
-
-def _check_limit(limit: object) -> None:
-    """Raise UsageError unless `limit` is a number of prefixes that can be shown: 0 or more."""
-    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
-        raise UsageError(f"expected a number of prefixes of at least 0, got {limit!r:.60}", at="$.limit")
 
 
 def _alone(
@@ -52,12 +67,6 @@ def _alone(
             return method(index, *args, **kwargs)
 
     return alone
-
-
-class SnapshotError(DecodeError):
-    """The bytes are no snapshot of an index, or one of a form that is not known."""
-
-    code = "invalid-snapshot"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +104,22 @@ class ResidencyIndex:
         settings: Mapping[str, EngineSettings] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        if max_blocks is not None and max_blocks < 1:
-            raise UsageError(f"a bound is at least 1 block, got {max_blocks}", at="$.max_blocks")
-        if not tiers:
-            raise UsageError("expected at least one tier", at="$.tiers")
+        if max_blocks is not None:
+            max_blocks = check_int(
+                max_blocks, at="$.max_blocks", what="a bound in blocks", minimum=1, maximum=1 << 62
+            )
         self.max_blocks = max_blocks
-        self.tiers = {medium.upper(): tier for medium, tier in tiers.items()}
+        self.tiers = check_tiers(tiers)
         self._order = list(dict.fromkeys(self.tiers.values()))
-        self._clock = clock
-        self._settings = dict(settings or {})
+        self._clock = check_clock(clock)
+        self._settings = check_settings(settings)
         self._engines: dict[str, dict[int | None, RankMap]] = {}
         self._size = 0
+        #: Since when ranks beyond the bound publish, by engine.
+        self._refused: dict[str, float] = {}
+        # What was counted of the index itself and of engines that are gone.
         self._counts: Counter[str] = Counter()
+        self._media: Counter[str] = Counter()
         # The native maps as lookups take them; made anew after ranks came or went.
         self._fleet: Any = None
         # For all of the above, and for ledgers; the native maps have locks of their own.
@@ -117,7 +130,7 @@ class ResidencyIndex:
     @_alone
     def configure(self, engine: str, settings: EngineSettings) -> None:
         """Tell what events do not say of an engine; for what comes from now on. Best before its first event."""
-        self._settings[_name(engine)] = settings
+        self._settings[check_engine(engine)] = check_engine_settings(settings)
         for rank in self._engines.get(engine, {}).values():
             rank.configure(settings)
 
@@ -126,11 +139,16 @@ class ResidencyIndex:
         """Apply one batch of an engine, whose rank it carries.
 
         The caller vouches that batches come in order and from the stream's beginning; `apply_record` needs no such
-        promise.
+        promise. Raises UsageError for a batch with values that no batch has, and then changes nothing.
         """
+        self._apply_unnumbered(check_engine(engine), check_batch(batch))
+        self._keep_bound()
+
+    def _apply_unnumbered(self, engine: str, batch: EventBatch, payload: bytes | None = None) -> None:
         rank = self._rank(engine, batch.data_parallel_rank)
-        rank.ledger.unnumbered(batch.ts)
-        self._apply(rank, batch)
+        if rank is not None:
+            rank.ledger.unnumbered(batch.ts)
+            self._apply(rank, batch, payload)
 
     def apply_payloads(self, engine: str, payloads: Iterable[bytes]) -> None:
         """Apply batches as they were published, in order: `decode_batch` and `apply` for each.
@@ -139,27 +157,42 @@ class ResidencyIndex:
         UsageError for what is no bytes, and EventDecodeError for the first that is no batch, with its place: those
         before it are applied, and the engine's ranks are DEGRADED (``undecodable``).
         """
-        todo = _payloads(payloads)
+        todo = check_payloads(payloads)
+        check_engine(engine)
         fast = native_module() is not None and self._settings.get(engine, EngineSettings()).hashing is None
-        at = 0
-        while at < len(todo):
+        for first in range(0, len(todo), _AT_ONCE):
+            try:
+                self._apply_some(engine, todo[first : first + _AT_ONCE], first, fast=fast)
+            finally:
+                with self._lock:
+                    self._keep_bound()
+
+    def _apply_some(self, engine: str, payloads: list[bytes], first: int, *, fast: bool) -> None:
+        at, alone = 0, 1
+        while at < len(payloads):
             ranks = self._engines.get(engine)
             if fast and ranks:
-                at += self._apply_native(ranks, todo[at : at + _AT_ONCE])
-            if at < len(todo):  # of a rank not heard of yet, or not to be read, or to be verified
-                self.apply(engine, self._decoded(engine, todo[at], at))
+                done = self._apply_native(ranks, payloads[at:])
+                at += done
+                # Who names ever new ranks does not make each of them cost a walk over all that there are.
+                alone = 1 if done else 2 * alone
+            for payload in payloads[
+                at : at + alone
+            ]:  # of a rank not heard of, or not to be read, or to be verified
+                batch = self._decoded(engine, payload, first + at)
+                with self._lock:
+                    self._apply_unnumbered(engine, batch, payload)
                 at += 1
 
     def _decoded(self, engine: str, payload: bytes, at: int) -> EventBatch:
         try:
-            return decode_batch(payload)
-        except EventDecodeError as error:
+            return decode_at(payload, at)
+        except EventDecodeError:
             with self._lock:
                 self._counts["bad_messages"] += 1
                 for rank in self._engines.get(engine, {}).values():  # who cannot be told
                     rank.ledger.fault("undecodable", self._clock())
-            place = f"$[{at}]{(error.at or '$').removeprefix('$')}"
-            raise EventDecodeError(error.message, at=place, code=error.code) from None
+            raise
 
     def _apply_native(self, ranks: dict[int | None, RankMap], payloads: list[bytes]) -> int:
         told = apply_payloads(ranks, payloads)  # without the lock
@@ -170,19 +203,25 @@ class ResidencyIndex:
                 rank.ledger.unnumbered(ts)
                 if isinstance(rank, NativeRankMap):
                     rank.told(signals, now)
-            self._grown(told.grown, now)
+            self._size += told.grown
         return told.done
 
     @_alone
     def apply_record(self, engine: str, record: Record) -> None:
-        """Apply one record of a subscriber that follows this engine (see `kvhash.events.records`)."""
+        """Apply one record of a subscriber that follows this engine (see `kvhash.events.records`).
+
+        Raises UsageError for what is no record, and then changes nothing.
+        """
         now = self._clock()
+        check_engine(engine)
+        check_record(record)
         if isinstance(record, BadMessage) and record.seq is None:
-            self._counts["bad_messages"] += (
-                1  # not one of the publisher's numbers: a batch behind it shows as a gap
-            )
+            # Not one of the publisher's numbers: a batch behind it shows as a gap.
+            self._counts["bad_messages"] += 1
             return
         rank = self._rank(engine, record.rank)
+        if rank is None:
+            return
         if isinstance(record, Batch):
             place = rank.ledger.accept(record.seq, record.batch.ts, now)
             if place == "again":
@@ -192,13 +231,14 @@ class ResidencyIndex:
                 self._restart(rank)
                 rank.ledger.accept(record.seq, record.batch.ts, now)
             self._apply(rank, record.batch, record.payload)
+            self._keep_bound()
         elif isinstance(record, Gap):
             rank.ledger.gap(record.first, record.last, now)
         elif isinstance(record, Recovered):
             rank.ledger.recovered(record.first, record.last)
         elif isinstance(record, Lost):
             rank.ledger.lost(record.first, record.last, now)
-            self._counts["lost"] += record.last - record.first + 1
+            self._counts["lost"] += max(0, record.last - record.first + 1)
         elif isinstance(record, Restart):
             self._restart(rank)
         elif isinstance(record, BadMessage):
@@ -212,32 +252,41 @@ class ResidencyIndex:
 
     @_alone
     def remove(self, engine: str) -> bool:
-        """Forget an engine, but for its settings; returns whether it was known."""
-        ranks = self._engines.pop(engine, None)
+        """Forget an engine, but for its settings and what was counted; returns whether it was known."""
+        ranks = self._engines.pop(check_engine(engine), None)
+        self._refused.pop(engine, None)
         self._fleet = None
         if ranks is None:
             return False
-        self._size -= sum(rank.size for rank in ranks.values())
+        for rank in ranks.values():
+            self._size -= rank.size
+            self._counts.update(rank.all_counts())
+            for medium, count in rank.unknown_media.items():
+                count_medium(self._media, medium, count)
         return True
 
-    def _rank(self, engine: str, rank: int | None) -> RankMap:
-        ranks = self._engines.get(engine)
-        if ranks is None:
-            ranks = self._engines[_name(engine)] = {}
-        if rank not in ranks:
-            self._fleet = None
-            ranks[rank] = make_rank_map(self.tiers, self._settings.get(engine, EngineSettings()))
-        return ranks[rank]
+    def _rank(self, engine: str, number: int | None) -> RankMap | None:
+        """Return a rank, a new one where it was not heard of; None, and counted, where that would be one too many."""
+        ranks = self._engines.setdefault(engine, {})
+        rank = ranks.get(number)
+        if rank is not None:
+            return rank
+        if len(ranks) >= MAX_RANKS:
+            self._counts["refused"] += 1
+            self._refused.setdefault(engine, self._clock())
+            return None
+        self._fleet = None
+        rank = ranks[number] = make_rank_map(self.tiers, self._settings.get(engine, EngineSettings()))
+        return rank
 
     def _apply(self, rank: RankMap, batch: EventBatch, payload: bytes | None = None) -> None:
-        before, now = rank.size, self._clock()
-        rank.apply(batch, now, payload)
-        self._grown(rank.size - before, now)
+        before = rank.size
+        rank.apply(batch, self._clock(), payload)
+        self._size += rank.size - before
 
-    def _grown(self, blocks: int, now: float) -> None:
-        self._size += blocks
+    def _keep_bound(self) -> None:
         if self.max_blocks is not None and self._size > self.max_blocks:
-            self._evict(now)
+            self._evict(self._clock())
 
     def _restart(self, rank: RankMap) -> None:
         self._size -= rank.size
@@ -248,7 +297,10 @@ class ResidencyIndex:
         assert self.max_blocks is not None
         target = self.max_blocks - self.max_blocks // 100
         while self._size > target:
-            fullest = max((rank for ranks in self._engines.values() for rank in ranks.values()), key=_fullest)
+            ranks = (rank for ranks in self._engines.values() for rank in ranks.values())
+            fullest = max(ranks, key=_fullest, default=None)
+            if fullest is None or not fullest.fullest:
+                return  # what another thread took away meanwhile is not reckoned yet
             self._size -= fullest.evict(self._size - target, now)
 
     # --- asking -----------------------------------------------------------------------------------------------
@@ -266,18 +318,26 @@ class ResidencyIndex:
         that are known); one that is not known holds nothing. `num_tokens`: of the prompt, so that a hit leaves its
         last token to compute. Of an engine's ranks the one with most usable tokens answers. Blocks are matched by
         hash alone, and a hash covers adapter, salt and images: those of another adapter never match.
+
+        Raises UsageError, and InvalidHashError for what is no block hash; of those between the first and the last only
+        where the search reads it.
         """
-        if num_tokens is not None:
-            if num_tokens < 0:
-                raise UsageError(f"a prompt has at least 0 tokens, got {num_tokens}", at="$.num_tokens")
-            num_tokens = min(num_tokens, 1 << 62)
-        hashes = _hashes(hashes)
+        num_tokens, asked = check_num_tokens(num_tokens), check_engines(engines)
+        hashes = check_hashes(hashes)
+        try:
+            return self._longest_prefix(hashes, asked, num_tokens)
+        except (TypeError, InvalidHashError):
+            name_bad_hash(hashes)
+            raise
+
+    def _longest_prefix(
+        self, hashes: Sequence[HashValue], asked: list[str] | None, num_tokens: int | None
+    ) -> dict[str, PrefixMatch]:
         if native_module() is not None:
-            asked = None if engines is None else list(engines)
             found: dict[str, PrefixMatch] = self._all().longest_prefix(hashes, num_tokens, asked)
             return found if asked is None else {engine: found[engine] for engine in asked}
         with self._lock:
-            asked = list(self._engines) if engines is None else list(engines)
+            asked = list(self._engines) if asked is None else asked
             return {engine: self._match(engine, hashes, num_tokens) for engine in asked}
 
     def _all(self) -> Any:
@@ -301,29 +361,33 @@ class ResidencyIndex:
 
     @_alone
     def ranks(self, engine: str) -> list[int | None]:
-        """Return an engine's ranks."""
-        return list(self._engines.get(engine, ()))
+        """Return an engine's ranks, the first one heard of first."""
+        return list(self._engines.get(check_engine(engine), ()))
 
     @_alone
     def knowledge(self, engine: str, rank: int | None | str = "all") -> Knowledge:
         """Return how far the index may be trusted about an engine: the worst of its ranks, or one of them."""
-        ranks = self._engines.get(engine, {})
+        ranks = self._engines.get(check_engine(engine), {})
         if rank != "all":
-            return ranks[rank].ledger.knowledge() if rank in ranks else _NEVER_HEARD
-        return worst_knowledge([one.ledger.knowledge() for one in ranks.values()])
+            number = check_rank(rank)
+            return ranks[number].ledger.knowledge() if number in ranks else _NEVER_HEARD
+        return worst_knowledge(
+            [one.ledger.knowledge() for one in ranks.values()], refused_since=self._refused.get(engine)
+        )
 
     @_alone
     def position(self, engine: str, rank: int | None) -> int | None:
         """Return the number of the last batch applied, to go on from after a `load`; None where none was."""
-        ranks = self._engines.get(engine, {})
-        return ranks[rank].ledger.last_seq if rank in ranks else None
+        ranks = self._engines.get(check_engine(engine), {})
+        number = check_rank(rank)
+        return ranks[number].ledger.last_seq if number in ranks else None
 
     @_alone
     def holdings(self, engine: str) -> dict[tuple[int | None, Place], dict[int, int]]:
         """Return all that an engine holds: by rank and place, key -> copies."""
         return {
             (number, place): {key: block.copies for key, block in layer.items()}
-            for number, rank in self._engines.get(engine, {}).items()
+            for number, rank in self._engines.get(check_engine(engine), {}).items()
             for place, layer in rank.places()
             if len(layer)
         }
@@ -342,7 +406,7 @@ class ResidencyIndex:
 
         Raises UsageError for another `limit`.
         """
-        _check_limit(limit)
+        limit = check_int(limit, at="$.limit", what="a number of prefixes", minimum=0)
         device = next(iter(self.tiers.values()))
         found: dict[int, HotPrefix] = {}
         for engine, ranks in self._engines.items():
@@ -360,27 +424,23 @@ class ResidencyIndex:
 
     @_alone
     def stats(self) -> dict[str, Any]:
-        """Return counts over all engines that are known, and since the index was made.
+        """Return what is held now, and what was counted since the index was made; docs/index.md says what each is.
 
-        ``stored``, ``removed``: copies. ``removed_unknown``: removals of blocks that were not held. ``conflicts``:
-        parents that contradicted another. ``sparse_placed``, ``sparse_unplaced``: blocks of events with fewer hashes
-        than blocks of tokens. ``unknown_media``: events by medium that scored nothing.
+        ``engines``, ``blocks``, ``reachable`` are of now. All others only grow, also when an engine is removed.
         """
-        counts, media = Counter(self._counts), Counter[str]()
+        counts, media = Counter(self._counts), Counter(self._media)
         reachable = 0
         for ranks in self._engines.values():
             for rank in ranks.values():
                 counts.update(rank.all_counts())
-                media.update(rank.unknown_media)
+                for medium, count in rank.unknown_media.items():
+                    count_medium(media, medium, count)
                 reachable += sum(layer.reachable for _, layer in rank.places())
-        names = ("batches", "stored", "removed", "removed_unknown", "clears", "restarts", "evicted", "collisions",
-                 "conflicts", "tokenless", "sparse_placed", "sparse_unplaced", "undecodable", "unknown_events",
-                 "mismatches", "lost", "stale", "repeated", "bad_messages")  # fmt: skip
         return {
             "engines": len(self._engines),
             "blocks": self._size,
             "reachable": reachable,
-            **{name: counts[name] for name in names},
+            **{name: counts[name] for name in COUNTS},
             "unknown_media": dict(media),
         }
 
@@ -393,82 +453,49 @@ class ResidencyIndex:
             engine: [(number, rank.dump()) for number, rank in ranks.items()]
             for engine, ranks in self._engines.items()
         }
-        body = msgspec.msgpack.encode({"counts": self._counts, "engines": engines})
-        return msgspec.msgpack.encode({"format": _FORMAT, "digest": _digest(body), "body": body})
+        return seal(
+            {"counts": self._counts, "media": self._media, "refused": self._refused, "engines": engines}
+        )
 
     @_alone
     def load(self, data: bytes) -> None:
-        """Take the place of what is known by a snapshot. Settings are not in it.
+        """Take the place of all that is known, if anything is, by a snapshot of either form. Settings are not in it.
 
         Every rank is DEGRADED (``restored``) until its stream shows that it is the same life: by the batch at
-        `position` once more, which a subscriber gets that goes on from there. Raises SnapshotError and then
-        changes nothing.
+        `position` once more, which a subscriber gets that goes on from there. Raises SnapshotError, or UsageError
+        for what is no bytes, and then changes nothing.
         """
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            raise UsageError(f"expected a snapshot as bytes, got {type(data).__name__}", at="$.data")
+        value = unseal(data, self._order)
+        engines: dict[str, dict[int | None, RankMap]] = {}
         try:
-            outer = msgspec.msgpack.decode(data, type=_Sealed)
-            if outer.format != _FORMAT:
-                raise SnapshotError(f"expected a snapshot of form {_FORMAT!r}, got {outer.format!r:.40}")
-            if outer.digest != _digest(outer.body):
-                raise SnapshotError("the snapshot is damaged: its digest is not that of its contents")
-            value = msgspec.msgpack.decode(outer.body, type=_Snapshot)
-            counts = Counter[str](value.counts)
-            engines: dict[str, dict[int | None, RankMap]] = {}
             for engine, ranks in value.engines.items():
                 settings = self._settings.get(engine, EngineSettings())
                 engines[engine] = {
                     number: self._restored(make_rank_map(self.tiers, settings), dumped)
                     for number, dumped in ranks
                 }
-        except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
-            raise SnapshotError(f"the bytes are no snapshot of an index: {error}") from None
-        self._counts, self._engines, self._fleet = counts, engines, None
-        self._size = 0
-        self._grown(sum(rank.size for ranks in engines.values() for rank in ranks.values()), self._clock())
+        except (ValueError, OverflowError) as error:
+            raise SnapshotError(f"the snapshot holds what no index does: {error}") from None
+        self._counts, self._media = Counter(value.counts), Counter(value.media)
+        self._engines, self._refused, self._fleet = engines, value.refused, None
+        self._size = sum(rank.size for ranks in engines.values() for rank in ranks.values())
+        self._keep_bound()
 
-    def _restored(self, rank: RankMap, dumped: _DumpedRank) -> RankMap:
-        for place, _ in dumped.places:
-            if place[0] not in self._order:
-                raise ValueError(f"a place has the tier {place[0]!r:.40}, and this index has {self._order}")
+    def _restored(self, rank: RankMap, dumped: DumpedRank) -> RankMap:
         rank.restore(msgspec.to_builtins(dumped, builtin_types=(bytes,)))
         rank.ledger.fault("restored", self._clock())
         return rank
 
 
-_Count = Annotated[int, msgspec.Meta(ge=0)]
-
-
-class _DumpedLedger(msgspec.Struct, forbid_unknown_fields=True):
-    seq: _Count | None
-    ts: float | None
-    expected: _Count | None
-    faults: dict[str, float]
-    missing: list[tuple[_Count, _Count, float]]
-    heard: bool
-
-
-class _DumpedRank(msgspec.Struct, forbid_unknown_fields=True):
-    ledger: _DumpedLedger
-    counts: dict[str, int]
-    media: dict[str, _Count]
-    # Windows are as they were published, whatever they say.
-    groups: list[tuple[int, dict[str, _Count], _Count, str | None, int | None, int | None]]
-    places: list[tuple[tuple[str, bool, int], list[tuple[int, int, int, bytes | None, bool]]]]
-
-
-class _Sealed(msgspec.Struct):
-    format: str
-    digest: bytes = b""
-    body: bytes = b""
-
-
-class _Snapshot(msgspec.Struct, forbid_unknown_fields=True):
-    counts: dict[str, int]
-    engines: dict[str, list[tuple[int | None, _DumpedRank]]]
-
-
-def _digest(body: bytes) -> bytes:
-    """Return what a damaged body does not have; no proof of who wrote it."""
-    return hashlib.blake2b(body, digest_size=16).digest()
+def decode_at(payload: bytes, at: int) -> EventBatch:
+    """Return the batch of the payload at a place among several; raises EventDecodeError with that place."""
+    try:
+        return decode_batch(payload)
+    except EventDecodeError as error:
+        place = f"$[{at}]{(error.at or '$').removeprefix('$')}"
+        raise EventDecodeError(error.message, at=place, code=error.code) from None
 
 
 def better_match(one: PrefixMatch, other: PrefixMatch) -> PrefixMatch:
@@ -480,10 +507,15 @@ def better_match(one: PrefixMatch, other: PrefixMatch) -> PrefixMatch:
     return other if worth(other) > worth(one) else one
 
 
-def worst_knowledge(each: Sequence[Knowledge]) -> Knowledge:
-    """Return the knowledge of an engine from that of its ranks: the worst state, every reason, the oldest times."""
+def worst_knowledge(each: Sequence[Knowledge], *, refused_since: float | None = None) -> Knowledge:
+    """Return the knowledge of an engine from that of its ranks: the worst state, every reason, the oldest times.
+
+    `refused_since`: when a rank was refused of which, then, nothing is known.
+    """
     if not each:
         return _NEVER_HEARD
+    if refused_since is not None:
+        each = [*each, Knowledge(State.DEGRADED, refused_since, ("refused",))]
     order = [State.EXACT, State.DEGRADED, State.UNKNOWN]
     return Knowledge(
         max((one.state for one in each), key=order.index),
@@ -491,31 +523,6 @@ def worst_knowledge(each: Sequence[Knowledge]) -> Knowledge:
         tuple(sorted({reason for one in each for reason in one.reasons})),
         min((one.as_of for one in each if one.as_of is not None), default=None),
     )
-
-
-def _name(engine: Any) -> str:
-    """Return an engine's name; raises UsageError for what is no text that can be kept."""
-    if isinstance(engine, str) and not any("\ud800" <= letter <= "\udfff" for letter in engine):
-        return engine
-    raise UsageError(f"expected an engine's name as text, got {engine!r:.40}", at="$.engine")
-
-
-def _payloads(payloads: Iterable[bytes]) -> list[bytes]:
-    if isinstance(payloads, (bytes, bytearray, memoryview, str)) or not isinstance(payloads, Iterable):
-        raise UsageError(f"expected a list of payloads, got {type(payloads).__name__}", at="$")
-    todo = []
-    for i, payload in enumerate(payloads):
-        if not isinstance(payload, (bytes, bytearray, memoryview)):
-            raise UsageError(f"expected a payload as bytes, got {type(payload).__name__}", at=f"$[{i}]")
-        todo.append(bytes(payload))
-    return todo
-
-
-def _hashes(hashes: Any) -> Sequence[HashValue]:
-    """Return a lookup's hashes as what can be walked again: arrays and iterators as lists."""
-    if isinstance(hashes, (list, tuple, BlockHashView)):
-        return hashes
-    return list(hashes.tolist() if hasattr(hashes, "tolist") else hashes)
 
 
 def _fullest(rank: RankMap) -> int:

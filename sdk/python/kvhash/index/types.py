@@ -10,10 +10,25 @@ from typing import Any
 
 import msgspec
 
-from kvhash._errors import UsageError
+from kvhash._checks import check_int, check_text
+from kvhash._errors import KvHashError, UsageError
 from kvhash.events.verify import Verifier
 
-__all__ = ["DEFAULT_TIERS", "EngineSettings", "GroupSettings", "Knowledge", "PrefixMatch", "State"]
+__all__ = [
+    "DEFAULT_TIERS",
+    "MAX_BLOCK_TOKENS",
+    "MAX_GROUPS",
+    "EngineSettings",
+    "GroupSettings",
+    "Knowledge",
+    "PrefixMatch",
+    "State",
+]
+
+#: Tokens of one block at most, as everywhere in kvhash: so no number of blocks in memory reaches 2^64 tokens.
+MAX_BLOCK_TOKENS = (1 << 31) - 1
+#: KV cache groups that one rank may have: an engine has a handful; who names ever new ones gets no more.
+MAX_GROUPS = 64
 
 #: Medium as published, upper case -> tier. The order of the tiers is the order in which an engine looks.
 DEFAULT_TIERS: Mapping[str, str] = MappingProxyType(
@@ -83,7 +98,9 @@ class GroupSettings:
     """A KV cache group's geometry, where events do not say it.
 
     ``kind`` as in events; ``block_size`` in tokens, context parallelism included. ``sliding_window`` and
-    ``attention_chunk_size`` in tokens (the latter is never published).
+    ``attention_chunk_size`` in tokens (the latter is never published). Sizes are 1 to 2^31 - 1.
+
+    Raises UsageError, naming the field.
     """
 
     block_size: int
@@ -91,20 +108,26 @@ class GroupSettings:
     sliding_window: int | None = None
     attention_chunk_size: int | None = None
 
+    def __post_init__(self) -> None:
+        _take_integers(self, "block_size", "sliding_window", "attention_chunk_size")
+        if self.kind is not None:
+            check_text(self.kind, at="$.kind", what="the group's kind")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
     """What an index is told of an engine; all of it may be left out.
 
     ``tokens_per_hash``: tokens that one hash covers (the hash block size times context parallelism). Without it,
-    that of the hash settings, else the greatest common divisor of the block sizes seen. ``groups``: by group id.
-    ``use_eagle``: whether hits drop their last unit for a drafter. ``offload_chunk_blocks``: hashes per chunk of the
-    tiers below the GPU; without it a chunk is what one event with tokens announces. ``reports_reuse``: whether
+    that of the hash settings, else the greatest common divisor of the block sizes seen. ``groups``: by group id, 64 at
+    most. ``use_eagle``: whether hits drop their last unit for a drafter. ``offload_chunk_blocks``: hashes per chunk of
+    the tiers below the GPU; without it a chunk is what one event with tokens announces. ``reports_reuse``: whether
     requests ask for ``kv_cache_report_mode="full"``; a store is then no second copy, and duplicates make the
     knowledge DEGRADED. ``hashing``: the engine's hash settings, as `kvhash.events.Verifier` takes them; with them the
-    first ``verify_blocks`` blocks of every life are recomputed, and a mismatch makes the engine UNKNOWN.
+    first ``verify_blocks`` blocks of every life are recomputed, and a mismatch makes the engine UNKNOWN. Sizes are 1 to
+    2^31 - 1, and so are the tokens of one hash.
 
-    Raises UsageError, and for bad hash settings what Verifier raises.
+    Raises UsageError, naming the field, and for bad hash settings what Verifier raises.
     """
 
     tokens_per_hash: int | None = None
@@ -116,13 +139,70 @@ class EngineSettings:
     verify_blocks: int = 4096
 
     def __post_init__(self) -> None:
-        sizes = {"tokens_per_hash": self.tokens_per_hash, "offload_chunk_blocks": self.offload_chunk_blocks}
-        sizes |= {f"groups[{i}].block_size": group.block_size for i, group in self.groups.items()}
-        for name, value in sizes.items():
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise UsageError(f"expected an integer of at least 1, got {value!r}", at=f"$.{name}")
+        _take_integers(self, "tokens_per_hash", "offload_chunk_blocks")
+        object.__setattr__(
+            self,
+            "verify_blocks",
+            check_int(self.verify_blocks, at="$.verify_blocks", what="a number of blocks", minimum=0),
+        )
+        for name in ("use_eagle", "reports_reuse"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise UsageError(f"expected true or false, got {value!r:.40}", at=f"$.{name}")
+        object.__setattr__(self, "groups", _groups(self.groups))
         if self.hashing is not None:
-            try:
-                Verifier(**self.hashing)
-            except TypeError as error:
-                raise UsageError(f"hash settings are those of Verifier: {error}", at="$.hashing") from None
+            object.__setattr__(self, "hashing", _hashing(self.hashing))
+
+
+def _take_integers(settings: Any, *names: str) -> None:
+    """Make each of these fields that is not None an integer from 1 to `MAX_BLOCK_TOKENS`."""
+    for name in names:
+        value = getattr(settings, name)
+        if value is None and name != "block_size":
+            continue
+        number = check_int(
+            value, at=f"$.{name}", what=name.replace("_", " "), minimum=1, maximum=MAX_BLOCK_TOKENS
+        )
+        object.__setattr__(settings, name, number)
+
+
+def _groups(groups: Any) -> dict[int, GroupSettings]:
+    if not isinstance(groups, Mapping):
+        raise UsageError(
+            f"expected a mapping of group ids to GroupSettings, got {type(groups).__name__}", at="$.groups"
+        )
+    if len(groups) > MAX_GROUPS:
+        raise UsageError(f"expected at most {MAX_GROUPS} groups, got {len(groups)}", at="$.groups")
+    found = {}
+    for number, group in groups.items():
+        number = check_int(number, at="$.groups", what="a group id", minimum=0, maximum=(1 << 32) - 1)
+        if not isinstance(group, GroupSettings):
+            raise UsageError(f"expected GroupSettings, got {type(group).__name__}", at=f"$.groups[{number}]")
+        found[number] = group
+    return found
+
+
+def _hashing(hashing: Any) -> dict[str, Any]:
+    """Return hash settings if a Verifier can be made of them."""
+    if not isinstance(hashing, Mapping) or not all(isinstance(name, str) for name in hashing):
+        raise UsageError(
+            f"expected a mapping of Verifier's settings, got {type(hashing).__name__}", at="$.hashing"
+        )
+    at = "$.hashing"
+    if "max_blocks" in hashing:
+        check_int(hashing["max_blocks"], at=f"{at}.max_blocks", what="a number of blocks", minimum=1)
+    paths = hashing.get("lora_paths")
+    sound = paths is None or isinstance(paths, Mapping)
+    if not sound or not all(isinstance(text, str) for item in (paths or {}).items() for text in item):
+        raise UsageError("expected adapters' paths by their names, both text", at=f"{at}.lora_paths")
+    try:
+        span = Verifier(**hashing).hasher.span
+    except KvHashError as error:
+        where = (error.at or "$").replace("$", at, 1)
+        raise type(error)(error.message, at=where, code=error.code) from None
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"hash settings are those of Verifier: {error}", at=at) from None
+    if span > MAX_BLOCK_TOKENS:
+        raise UsageError(
+            f"a hash covers at most {MAX_BLOCK_TOKENS} tokens, not {span}", at=f"{at}.block_size"
+        )
+    return dict(hashing)

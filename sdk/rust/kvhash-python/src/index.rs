@@ -8,7 +8,7 @@ use kvhash::events::decode_batch;
 use kvhash::index::{Group, Hashes, Hashing, Match, Parent, Place, RankSettings, Signal, Tiers};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyInt, PyList, PyString, PyTuple};
 
 use crate::hashing::Engine;
 
@@ -243,12 +243,17 @@ pub(crate) fn apply_payloads<'py>(
     let (done, grown, told) = py.detach(|| {
         let mut told: Vec<Option<(f64, Vec<Signal>)>> = vec![None; maps.len()];
         let mut grown = 0;
+        let mut at = 0;
         for (done, payload) in bytes.iter().enumerate() {
             let Ok(batch) = decode_batch(payload) else { return (done, grown, told) };
             let number = batch.data_parallel_rank.map(|number| number.value());
-            let Some(at) = numbers.iter().position(|known| *known == number) else {
-                return (done, grown, told);
-            };
+            // Most often of the rank that the one before was of.
+            if numbers.get(at) != Some(&number) {
+                let Some(place) = numbers.iter().position(|known| *known == number) else {
+                    return (done, grown, told);
+                };
+                at = place;
+            }
             // Held for one batch: a lookup waits no longer.
             let mut map = maps[at].lock();
             let before = map.len() as i64;
@@ -304,21 +309,27 @@ impl<'py> Listed<'py> {
         }
     }
 
+    /// The low 64 bits of the hash at a place; what is no hash is as `kvhash.events.hash_key` says.
     fn read(&self, index: usize) -> PyResult<u64> {
         let item = self.item(index)?;
         if let Ok(bytes) = item.cast::<PyBytes>() {
             let bytes = bytes.as_bytes();
-            let last = &bytes[bytes.len().saturating_sub(8)..];
-            return Ok(last.iter().fold(0, |number, byte| number << 8 | u64::from(*byte)));
+            if (8..=64).contains(&bytes.len()) {
+                let last = &bytes[bytes.len() - 8..];
+                return Ok(last.iter().fold(0, |number, byte| number << 8 | u64::from(*byte)));
+            }
+        } else if item.is_exact_instance_of::<PyInt>() {
+            if let Ok(number) = item.extract::<u64>() {
+                return Ok(number);
+            }
+            return item.call_method1("__and__", (u64::MAX,))?.extract();
+        } else if !matches!(item.get_type().name()?.to_str()?, "bool" | "bool_") {
+            // NumPy's integers; its booleans are none.
+            if let Ok(number) = item.call_method0("__index__") {
+                return number.call_method1("__and__", (u64::MAX,))?.extract();
+            }
         }
-        if let Ok(number) = item.extract::<u64>() {
-            return Ok(number);
-        }
-        if !item.is_instance_of::<pyo3::types::PyInt>() {
-            let kind = item.get_type().name()?.to_string();
-            return Err(PyTypeError::new_err(format!("a block hash is bytes or an int, not {kind}")));
-        }
-        item.call_method1("__and__", (u64::MAX,))?.extract()
+        Err(PyTypeError::new_err("a block hash is an integer or 8 to 64 bytes"))
     }
 }
 

@@ -86,8 +86,8 @@ struct Block {
     copies: u32,
     depth: u32,
     first_child: u32,
-    /// Siblings: the children of one held parent, or those that wait for the same one. A free slot's `next` is the
-    /// next free one.
+    /// Siblings in the order in which they were linked: the children of one held parent, or those that wait for the same
+    /// one. The first one's `previous` is the last one. A free slot's `next` is the next free one.
     next: u32,
     previous: u32,
     /// In the order in which blocks came.
@@ -284,30 +284,34 @@ impl Layer {
         Some(true)
     }
 
-    /// Forget up to `count` blocks: the chain held longest, from its end. Returns how many.
+    /// Forget up to `count` blocks, leaves first: those of the chains that began longest ago. Returns how many.
+    ///
+    /// From the block held longest down by the first of each one's children; what is dropped there lets the next of its
+    /// siblings be followed, and its parent be dropped after the last of them. So what others hang on stays.
     pub fn evict(&mut self, count: usize) -> usize {
+        let (mut path, mut below) = (Vec::new(), HashSet::new());
         let mut dropped = 0;
         while dropped < count {
-            let Some((oldest, _)) = self.ends else { break };
-            let path = self.path_down(oldest);
-            for &slot in path.iter().rev().take(count - dropped) {
-                self.drop_slot(slot);
-                dropped += 1;
+            if path.is_empty() {
+                let Some((oldest, _)) = self.ends else { break };
+                path.push(oldest);
+                below = HashSet::from([oldest]);
             }
+            let mut last = path[path.len() - 1];
+            loop {
+                let child = self.at(last).first_child;
+                // A circle of parents is nobody's prefix: it ends where it began.
+                if child == NONE || !below.insert(child) {
+                    break;
+                }
+                path.push(child);
+                last = child;
+            }
+            path.pop();
+            self.drop_slot(last);
+            dropped += 1;
         }
         dropped
-    }
-
-    /// The path from a block down to a leaf, by the first of each one's children.
-    fn path_down(&self, from: u32) -> Vec<u32> {
-        let mut path = vec![from];
-        let mut seen = HashSet::from([from]);
-        let mut slot = self.at(from).first_child;
-        while slot != NONE && seen.insert(slot) {
-            path.push(slot);
-            slot = self.at(slot).first_child;
-        }
-        path
     }
 
     fn insert(&mut self, key: u64, parent: Parent, ends_chunk: bool) -> u32 {
@@ -393,13 +397,17 @@ impl Layer {
             Parent::Unplaced => {}
             Parent::Key(key) => {
                 let Some(parent) = self.find(key) else {
-                    let head = self.waiting.insert(key, slot).unwrap_or(NONE);
+                    let head = *self.waiting.entry(key).or_insert(slot);
                     self.link(slot, head);
                     return;
                 };
                 let Block { first_child, depth, .. } = *self.at(parent);
-                self.at_mut(parent).first_child = slot;
-                self.link(slot, first_child);
+                if first_child == NONE {
+                    self.at_mut(parent).first_child = slot;
+                    self.link(slot, slot);
+                } else {
+                    self.link(slot, first_child);
+                }
                 if depth > 0 {
                     self.reach(slot, depth + 1);
                 }
@@ -407,13 +415,15 @@ impl Layer {
         }
     }
 
-    /// Put a block before the first of its siblings.
+    /// Put a block behind the last of its siblings; `head`: the first of them, the block itself where it is alone.
     fn link(&mut self, slot: u32, head: u32) {
-        let block = self.at_mut(slot);
-        (block.next, block.previous) = (head, NONE);
-        if head != NONE {
+        let tail = if head == slot { slot } else { self.at(head).previous };
+        if head != slot {
+            self.at_mut(tail).next = slot;
             self.at_mut(head).previous = slot;
         }
+        let block = self.at_mut(slot);
+        (block.next, block.previous) = (NONE, tail);
     }
 
     fn detach(&mut self, slot: u32) {
@@ -423,17 +433,32 @@ impl Layer {
         let block = self.at(slot);
         let Parent::Key(key) = block.parent() else { return };
         let (next, previous) = (block.next, block.previous);
+        let first = self.at(previous).next == NONE;
+        if !first {
+            self.at_mut(previous).next = next;
+        }
         if next != NONE {
             self.at_mut(next).previous = previous;
         }
-        if previous != NONE {
-            self.at_mut(previous).next = next;
-        } else if let Some(parent) = self.find(key) {
-            self.at_mut(parent).first_child = next;
-        } else if next != NONE {
-            self.waiting.insert(key, next);
-        } else {
-            self.waiting.remove(&key);
+        // The first one is named by the parent, or by who waits; it has to know when the last one goes.
+        if first || next == NONE {
+            match self.find(key) {
+                Some(parent) if first => self.at_mut(parent).first_child = next,
+                Some(parent) => {
+                    let head = self.at(parent).first_child;
+                    self.at_mut(head).previous = previous;
+                }
+                None if !first => {
+                    let head = self.waiting[&key];
+                    self.at_mut(head).previous = previous;
+                }
+                None if next != NONE => {
+                    self.waiting.insert(key, next);
+                }
+                None => {
+                    self.waiting.remove(&key);
+                }
+            }
         }
         let block = self.at_mut(slot);
         (block.next, block.previous) = (NONE, NONE);
@@ -764,6 +789,78 @@ mod tests {
         assert_eq!(layer.reachable, 0);
         assert_eq!(layer.evict(10), 3);
         assert!(layer.waiting.is_empty() || layer.is_empty());
+    }
+
+    /// What several chains share outlives them: the one that began first goes first, from its end.
+    #[test]
+    fn what_others_hang_on_is_dropped_last() {
+        let mut layer = Layer::default();
+        layer.store(1, Parent::Root, None, true);
+        layer.store(2, Parent::Key(1), None, true);
+        for (first, last) in [(10, 13), (20, 23), (30, 33)] {
+            layer.store(first, Parent::Key(2), None, true);
+            for key in first + 1..=last {
+                layer.store(key, Parent::Key(key - 1), None, true);
+            }
+        }
+        let mut gone = Vec::new();
+        while !layer.is_empty() {
+            let before: HashSet<u64> = layer.iter().map(|block| block.key).collect();
+            assert_eq!(layer.evict(1), 1);
+            let after: HashSet<u64> = layer.iter().map(|block| block.key).collect();
+            gone.extend(before.difference(&after).copied());
+            assert_eq!(layer.reachable as usize, layer.len());
+        }
+        assert_eq!(gone, [13, 12, 11, 10, 23, 22, 21, 20, 33, 32, 31, 30, 2, 1]);
+        assert!(layer.waiting.is_empty());
+    }
+
+    /// Siblings leave in any order, from the middle and from either end, held parent or not; the others stay linked.
+    #[test]
+    fn siblings_stay_linked() {
+        for seed in 1..200 {
+            let mut random = Random(seed);
+            let mut layer = Layer::default();
+            let mut linked: Vec<u64> = Vec::new();
+            let mut parent_is_held = false;
+            for _ in 0..60 {
+                match random.below(5) {
+                    0 => {
+                        if parent_is_held {
+                            layer.remove(1, None);
+                        } else {
+                            layer.store(1, Parent::Root, None, true);
+                        }
+                        parent_is_held = !parent_is_held;
+                    }
+                    1 | 2 if !linked.is_empty() => {
+                        let key = linked.remove(random.below(linked.len() as u64) as usize);
+                        layer.remove(key, None);
+                    }
+                    _ => {
+                        let key = random.below(1 << 40) + 2;
+                        if !linked.contains(&key) {
+                            layer.store(key, Parent::Key(1), None, true);
+                            linked.push(key);
+                        }
+                    }
+                }
+                let mut slot = match layer.find(1) {
+                    Some(parent) => layer.at(parent).first_child,
+                    None => layer.waiting.get(&1).copied().unwrap_or(NONE),
+                };
+                let (first, mut last, mut seen) = (slot, slot, Vec::new());
+                while slot != NONE {
+                    seen.push(layer.at(slot).key);
+                    last = slot;
+                    slot = layer.at(slot).next;
+                }
+                assert_eq!(seen, linked);
+                assert!(first == NONE || layer.at(first).previous == last);
+                let reachable = if parent_is_held { 1 + linked.len() } else { 0 };
+                assert_eq!(layer.reachable as usize, reachable);
+            }
+        }
     }
 
     /// Another digest under a key that is held is a collision: the block is not taken in, nor taken away.

@@ -8,4 +8,6 @@ mod layer;
 mod rank;
 
 pub use layer::{Hashes, Held, Keys, Layer, Parent, Stored};
-pub use rank::{Counts, Group, Hashing, Match, Place, RankMap, RankSettings, Signal, Tiers};
+pub use rank::{
+    Counts, Group, Hashing, Match, Place, RankMap, RankSettings, Signal, Tiers, MAX_BLOCK_TOKENS,
+};

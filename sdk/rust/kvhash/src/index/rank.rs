@@ -10,6 +10,9 @@ use crate::function::{HashFunction, Scratch};
 
 /// KV cache groups that one rank may have: an engine has a handful, and a publisher that names ever new ones gets no more.
 const MAX_GROUPS: usize = 64;
+/// Tokens of one block at most, and hashes of one chunk, so that no number of blocks in memory reaches 2^64 tokens. An
+/// event with larger blocks is refused; larger sizes in settings are taken for this one.
+pub const MAX_BLOCK_TOKENS: u64 = (1 << 31) - 1;
 /// How many names of unknown media are counted apart.
 const MAX_NAMES: usize = 64;
 
@@ -40,6 +43,13 @@ pub struct Group {
 }
 
 impl Group {
+    /// Take sizes that no block has for the largest one.
+    fn bound(&mut self) {
+        for size in self.sizes.iter_mut().chain([&mut self.smallest, &mut self.chunk]) {
+            *size = (*size).min(MAX_BLOCK_TOKENS);
+        }
+    }
+
     fn size(&self, tier: usize) -> u64 {
         self.sizes.get(tier).copied().unwrap_or(0)
     }
@@ -104,6 +114,8 @@ pub enum Signal {
     Undecodable,
     /// An event of a kind that is not known was passed over.
     UnknownEvent,
+    /// An event was not taken in: its group is one too many, or its blocks are too large.
+    Refused,
     /// All blocks were cleared.
     Cleared,
 }
@@ -117,6 +129,7 @@ impl Signal {
             Self::ReuseReported => "reuse-reported",
             Self::Undecodable => "undecodable",
             Self::UnknownEvent => "unknown-event",
+            Self::Refused => "refused",
             Self::Cleared => "cleared",
         }
     }
@@ -139,12 +152,13 @@ pub struct Counts {
     pub sparse_unplaced: u64,
     pub undecodable: u64,
     pub unknown_events: u64,
+    pub refused: u64,
 }
 
 impl Counts {
     /// Name and count.
     #[must_use]
-    pub const fn named(&self) -> [(&'static str, u64); 13] {
+    pub const fn named(&self) -> [(&'static str, u64); 14] {
         [
             ("batches", self.batches),
             ("stored", self.stored),
@@ -159,6 +173,7 @@ impl Counts {
             ("sparse_unplaced", self.sparse_unplaced),
             ("undecodable", self.undecodable),
             ("unknown_events", self.unknown_events),
+            ("refused", self.refused),
         ]
     }
 }
@@ -211,6 +226,12 @@ impl RankMap {
 
     /// Take settings for what comes from now on.
     pub fn configure(&mut self, settings: RankSettings) {
+        let mut settings = settings;
+        settings.tokens_per_hash = settings.tokens_per_hash.min(MAX_BLOCK_TOKENS);
+        settings.offload_chunk_blocks = settings.offload_chunk_blocks.min(MAX_BLOCK_TOKENS);
+        for (_, group) in &mut settings.groups {
+            group.bound();
+        }
         self.groups.extend(settings.groups.iter().cloned());
         self.settings = settings;
     }
@@ -244,7 +265,8 @@ impl RankMap {
     }
 
     /// Say what a group is.
-    pub fn set_group(&mut self, number: i128, group: Group) {
+    pub fn set_group(&mut self, number: i128, mut group: Group) {
+        group.bound();
         self.groups.insert(number, group);
     }
 
@@ -367,13 +389,15 @@ impl RankMap {
     fn store(&mut self, event: &BlockStored<'_>, signals: &mut Vec<Signal>) {
         let Some(tier) = self.tier(event.medium) else { return };
         let number = event.group_idx.map_or(0, Integer::value);
-        if !self.groups.contains_key(&number) && self.groups.len() >= MAX_GROUPS {
-            self.count_medium("(too many groups)", 1);
-            return;
-        }
         let dense = self.is_dense(event);
         let (count, tokens) = (event.block_hashes.len(), event.token_ids.len());
         let size = if dense { (tokens / count) as u64 } else { event.block_size };
+        let one_too_many = !self.groups.contains_key(&number) && self.groups.len() >= MAX_GROUPS;
+        if one_too_many || size > MAX_BLOCK_TOKENS {
+            self.counts.refused += 1;
+            signals.push(Signal::Refused);
+            return;
+        }
         let window = event.kv_cache_spec_sliding_window.map_or(0, Integer::value);
         self.learn(number, tier, size, event.kv_cache_spec_kind, u64::try_from(window).unwrap_or(0));
         let at = self.layer_at(Place { tier, remote: is_remote(event.locality), group: number });
@@ -715,4 +739,62 @@ fn is_truthy(value: &Value<'_>) -> bool {
 
 fn is_remote(locality: Option<&str>) -> bool {
     locality.is_some_and(|locality| locality.to_uppercase() == "REMOTE")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::events::decode_batch;
+
+    /// A msgpack integer of 64 bits.
+    fn wide(value: u64) -> Vec<u8> {
+        [&[0xcf][..], &value.to_be_bytes()].concat()
+    }
+
+    /// A batch of one store without tokens: `count` hashes from 1, a block size.
+    fn stored(count: u8, block_size: u64) -> Vec<u8> {
+        let hashes: Vec<u8> = (1..=count).collect();
+        let (head, name) = ([0x93, 0xcb, 0, 0, 0, 0, 0, 0, 0, 0, 0x91, 0x95, 0xab], b"BlockStored");
+        [&head[..], name, &[0x90 | count], &hashes, &[0xc0, 0x90], &wide(block_size), &[0xc0]].concat()
+    }
+
+    fn applied(map: &mut RankMap, payload: &[u8]) -> Vec<Signal> {
+        map.apply(&decode_batch(payload).expect("a batch"))
+    }
+
+    /// No size, told or published, makes a length overflow: larger ones than blocks have are bounded or refused.
+    #[test]
+    fn sizes_that_no_block_has_overflow_nothing() {
+        let tiers = || Tiers::new(vec![("GPU".to_owned(), 0), ("CPU".to_owned(), 1)]);
+        for kind in [None, Some("sliding_window"), Some("mamba"), Some("chunked_local_attention")] {
+            let group = Group {
+                sizes: vec![u64::MAX],
+                smallest: u64::MAX,
+                kind: kind.map(str::to_owned),
+                window: u64::MAX,
+                chunk: u64::MAX,
+            };
+            let settings = RankSettings {
+                tokens_per_hash: u64::MAX,
+                groups: vec![(0, group.clone()), (1, group)],
+                use_eagle: true,
+                offload_chunk_blocks: u64::MAX,
+                ..RankSettings::default()
+            };
+            let mut map = RankMap::new(tiers(), settings);
+            assert_eq!(map.unit(), MAX_BLOCK_TOKENS);
+            assert_eq!(applied(&mut map, &stored(9, MAX_BLOCK_TOKENS + 1)), [Signal::Refused]);
+            assert_eq!(applied(&mut map, &stored(9, u64::MAX)), [Signal::Refused]);
+            assert_eq!((map.len(), map.counts.refused), (0, 2));
+            assert_eq!(applied(&mut map, &stored(9, MAX_BLOCK_TOKENS)), []);
+            let hashes: Vec<u64> = (1..=12).collect();
+            for num_tokens in [None, Some(0), Some(u64::MAX)] {
+                assert!(map.longest_prefix(&hashes, num_tokens, 0).tokens <= 12 * MAX_BLOCK_TOKENS);
+            }
+        }
+        let mut map = RankMap::new(tiers(), RankSettings::default());
+        applied(&mut map, &stored(9, MAX_BLOCK_TOKENS));
+        let hashes: Vec<u64> = (1..=12).collect();
+        assert_eq!(map.longest_prefix(&hashes, None, 0).tokens, 9 * MAX_BLOCK_TOKENS);
+    }
 }
