@@ -474,6 +474,7 @@ def _candidate_json(scored: Scored, survey: Survey) -> dict[str, Any]:
         "reason": None if known is None else known.reason,
         "uncached_tokens": round(scored.uncached_tokens, 1),
         "queued_tokens": round(candidate.queued_tokens, 1),
+        "recent_tokens": round(candidate.recent_tokens, 1),
         "tokens_per_second": round(candidate.speed, 1),
         "cost_s": round(scored.cost, 6),
     }

@@ -203,7 +203,8 @@ class Router:
         """Return the engine that should get the request, by what is known now; None when none is left."""
         plan = survey.plan
         engines = self.fleet.available(plan.model, excluded=excluded)
-        speeds = self.fleet.speeds.speeds((e.name for e in engines), now=time.monotonic())
+        now = time.monotonic()
+        speeds = self.fleet.speeds.speeds((e.name for e in engines), now=now)
         unknown = Known(Knowledge.UNKNOWN)
         candidates = [
             Candidate(
@@ -211,6 +212,7 @@ class Router:
                 matched_tokens=max(survey.matched_tokens.get(engine.name, 0), engine.held_tokens(plan)),
                 knowledge=survey.known.get(engine.name, unknown).knowledge,
                 queued_tokens=max(0.0, engine.queued_tokens),
+                recent_tokens=engine.recent_tokens(now),
                 speed=speeds[engine.name],
             )
             for engine in engines
