@@ -87,7 +87,18 @@ ENGINE: dict[str, Any] = {"url": "http://127.0.0.1:1"}
         ({"models": MODELS, "max_blocks": 0}, "$.max_blocks"),
         *(
             ({"models": MODELS, "index": index}, "$.index")
-            for index in ("http://x", "", "redis", "redis://h:abc", "redis://h?db=x")
+            for index in ("http://x", "", "redis", "redis://h:abc", "redis://h?db=x", [])
+        ),
+        *(
+            ({"models": MODELS, "index": ["redis://h", index]}, "$.index[1]")
+            for index in (
+                "http://x",
+                "unix:///s",
+                "redis://i/1",
+                "rediss://i",
+                "redis://u:p@i",
+                "redis://h:abc",
+            )
         ),
     ],
 )
@@ -116,6 +127,16 @@ def test_names_are_filled_in_and_requests_find_their_model() -> None:
     assert config.model_of("sql") == ("m", "sql")
     assert config.model_of(None) == ("m", None)
     assert config.model_of("x") is None
+
+
+def test_one_address_is_a_server_and_a_list_a_cluster() -> None:
+    """A file's text or list, and one flag or several, name the same; no message repeats a password."""
+    for index in (None, "redis://h/1", "unix:///s", ("redis://h",), ("redis://u:p@h", "redis://u:p@i:7/0")):
+        assert RouterConfig(models={"m": ModelConfig()}, index=index).checked().index == index
+    for index in ("http://u:secret@h", ("redis://h", "x://u:secret@h"), ("redis://h", "redis://:secret@i")):
+        with pytest.raises(ConfigError) as caught:
+            RouterConfig(models={"m": ModelConfig()}, index=index).checked()
+        assert "secret" not in str(caught.value)
 
 
 def test_seeds_that_an_environment_can_have() -> None:
@@ -271,6 +292,7 @@ def test_usage_is_read_from_the_last_event_that_has_one() -> None:
         ("--engine", "http://h:1", "--lora", "x"),
         ("--engine", "http://h:1", "--tokenizer", "/nonexistent"),
         ("--engine", "http://h:1", "--index", "mongodb://x"),
+        ("--engine", "http://h:1", "--index", "redis://a", "--index", "redis://b/1"),
         ("--engine", "http://h:1", "--decision-log", "/nonexistent/log"),
         ("--engine", "http://h:1", "--host", "203.0.113.1"),
         ("--port", "x"),

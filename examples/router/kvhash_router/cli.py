@@ -54,7 +54,13 @@ __all__ = ["main"]
 @click.option(
     "--lora", "loras", multiple=True, metavar="NAME=PATH", help="An adapter, its path as the engines got it."
 )
-@click.option("--index", help="redis://... shares the residency index; left out: kept in this process.")
+@click.option(
+    "--index",
+    "indexes",
+    multiple=True,
+    metavar="URL",
+    help="redis://... shares the residency index; given again, nodes of one cluster; left out: kept in this process.",
+)
 @click.option(
     "--strategy",
     type=click.Choice(["prefix", "load", "round-robin"]),
@@ -153,7 +159,7 @@ def _from_flags(
     hash_seed: str | None,
     block_size: int,
     loras: tuple[str, ...],
-    index: str | None,
+    indexes: tuple[str, ...],
     strategy: Any,
     stream_idle_s: float,
 ) -> RouterConfig:
@@ -172,7 +178,7 @@ def _from_flags(
         engines=tuple(parse_engine_flag(text) for text in engines),
         policy=Policy(strategy=strategy),
         proxy=ProxyConfig(stream_idle_s=stream_idle_s),
-        index=index,
+        index=indexes if len(indexes) > 1 else next(iter(indexes), None),
     ).checked()
 
 

@@ -7,6 +7,7 @@ or an engine of an unknown model is an error that says where.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -136,8 +137,9 @@ class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole configuration.
 
-    ``index``: None keeps the residency index here, a ``redis://`` address shares it. ``max_blocks``: the most blocks
-    that an index kept here holds, over all engines.
+    ``index``: None keeps the residency index here, the ``redis://`` address of a server shares it, and so does a list
+    of addresses of one cluster's nodes (some are enough, they tell of the others). ``max_blocks``: the most blocks that
+    an index kept here holds, over all engines.
     """
 
     models: dict[str, ModelConfig]
@@ -145,7 +147,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     policy: Policy = Policy()
     health: HealthConfig = HealthConfig()
     proxy: ProxyConfig = ProxyConfig()
-    index: str | None = None
+    index: str | tuple[str, ...] | None = None
     max_blocks: int | None = None
 
     @classmethod
@@ -285,24 +287,51 @@ def _check_hash(model: ModelConfig, at: str) -> None:
             raise ConfigError(f"{error.message} (vLLM {contract.release})", at=place) from None
 
 
-def check_index(index: str) -> None:
-    """Raise ConfigError unless `index` is the address of a store that can be used here; connects to nothing."""
-    if not index.startswith(("redis://", "rediss://", "unix://")):
-        raise ConfigError(f"expected a redis:// address, got {index!r}", at="$.index")
+def check_index(index: str | Sequence[str]) -> None:
+    """Raise ConfigError unless `index` names a store that can be used here, or a cluster; connects to nothing."""
+    if isinstance(index, str):
+        _store_options(index, at="$.index", schemes=("redis", "rediss", "unix"))
+        return
+    if not index:
+        raise ConfigError("expected the address of at least one node of the cluster", at="$.index")
+    first: dict[str, Any] = {}
+    for place, url in enumerate(index):
+        at = f"$.index[{place}]"
+        options = _store_options(url, at=at, schemes=("redis", "rediss"))
+        if options.get("db"):
+            raise ConfigError("a cluster has no database but 0", at=at)
+        # One client speaks to all nodes, of which it learns nothing but host and port.
+        options = {name: value for name, value in options.items() if name not in ("host", "port", "db")}
+        first = first if place else options
+        if options != first:
+            raise ConfigError("expected the scheme, user, password and options of the first node", at=at)
+
+
+def _store_options(url: str, *, at: str, schemes: Sequence[str]) -> dict[str, Any]:
+    """Return what the client library reads in a store's address; raises ConfigError."""
+    if url.partition("://")[0] not in schemes or "://" not in url:
+        kinds = " or ".join(f"{scheme}://" for scheme in schemes)
+        raise ConfigError(f"expected a {kinds} address, got {_without_password(url)!r}", at=at)
     try:
         from redis import connection
     except ImportError:
-        raise ConfigError("a shared index needs the 'redis' package", at="$.index") from None
+        raise ConfigError("a shared index needs the 'redis' package", at=at) from None
     try:
-        connection.parse_url(index)  # type: ignore[no-untyped-call]
+        options: dict[str, Any] = connection.parse_url(url)  # type: ignore[no-untyped-call]
     except ValueError:  # its message may have parts of the password
-        raise ConfigError("expected an address such as redis://host:6379", at="$.index") from None
+        raise ConfigError("expected an address such as redis://host:6379", at=at) from None
+    return options
+
+
+def _without_password(url: str) -> str:
+    before, mark, after = url.rpartition("@")
+    return f"...@{after}" if mark else before + after
 
 
 def _check_policy(policy: Policy) -> None:
     if not 0 <= policy.degraded_trust <= 1:
         raise ConfigError("expected a share from 0 to 1", at="$.policy.degraded_trust")
-    for name in ("output_weight", "overhead_tokens", "tie_share", "tie_tokens"):
+    for name in ("output_weight", "overhead_tokens", "recent_weight", "tie_share", "tie_tokens"):
         if not 0 <= getattr(policy, name) < float("inf"):
             raise ConfigError("expected a number of at least 0", at=f"$.policy.{name}")
 
