@@ -80,7 +80,7 @@ def test_a_query_of_another_block_size_is_said() -> None:
 
 
 def test_settings_of_a_query_that_are_not_the_engines_are_said() -> None:
-    """A query's own settings are judged by the engine's events; what counts for nothing, of them or options, is said."""
+    """A query's own settings are judged by the engine's events; what counts for nothing is said."""
     capture = json.loads((DATA / "captures" / "vllm-0.32.0-sha256_cbor.json").read_text())
     file = str(DATA / "captures" / "vllm-0.32.0-sha256_cbor.json")
     right = ["--vllm", "0.32.0", "--algorithm", "sha256_cbor"]

@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -56,7 +57,7 @@ def make_app(
         Route("/v1/models", own.answer_models),
         Route("/{path:path}", _Endpoint(own.pass_on), methods=["POST"]),
     ]
-    return Starlette(routes=routes, lifespan=own.lifespan)
+    return Starlette(routes=routes, lifespan=own.lifespan, exception_handlers={HTTPException: _answer_error})
 
 
 class _Endpoint:
@@ -67,6 +68,16 @@ class _Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
+
+
+async def _answer_error(_: Request, error: Exception) -> Response:
+    """Say in the API's form what Starlette itself refuses: a method, or a path that is none."""
+    assert isinstance(error, HTTPException)
+    answer = _bad(
+        error.status_code, error.detail, "NotFoundError" if error.status_code == 404 else "BadRequestError"
+    )
+    answer.headers.update(error.headers or {})
+    return answer
 
 
 def _client(config: RouterConfig) -> aiohttp.ClientSession:

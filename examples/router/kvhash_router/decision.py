@@ -3,7 +3,8 @@
 The cost of an engine is the estimated time until the request's first token, in tokens of work over tokens a second::
 
     uncached(e) = prompt tokens - trust(e) * matched tokens(e)
-    spread(e)   = min(recent_weight * (recent tokens(e) - those of the least busy engine), trust(e) * matched tokens(e))
+    ahead(e)    = recent tokens(e) - those of the least busy engine
+    spread(e)   = the smaller of recent_weight * ahead(e) and trust(e) * matched tokens(e)
     cost(e)     = (uncached(e) + queued tokens(e) + spread(e) + overhead) / speed(e)
 
 ``trust`` is 1 where the engine's cache is known exactly, `Policy.degraded_trust` after a loss that is not healed, and
@@ -12,9 +13,11 @@ compute for requests that it has; ``speed`` is measured, so an engine that is th
 less to do for the same cost. ``recent tokens`` are the work that it was sent lately. Without ``spread`` an engine that
 was the first to compute a prefix of many requests keeps getting them all while its queue is short, and the others stay
 idle; with it such a prefix is computed where less was to do, once, and counts there too. It takes no more than the
-match away: an engine is never worse off for what it holds. Engines whose costs lie within the policy's tolerance of the least are equals: two of
-them are drawn and the one with fewer queued tokens for its speed gets the request (power of two choices), so that
-several routers with the same picture do not all choose the same engine.
+match away: an engine is never worse off for what it holds.
+
+Engines whose costs lie within the policy's tolerance of the least are equals: two of them are drawn and the one with
+fewer queued tokens for its speed gets the request (power of two choices), so that several routers with the same picture
+do not all choose the same engine.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import unquote
 
 import aiohttp
 from starlette.types import Message, Receive, Scope, Send
@@ -52,6 +53,8 @@ _DROPPED = frozenset(
         "upgrade",
     )
 )
+#: Endpoints that change the one engine that they reach.
+_OF_ONE_ENGINE = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
 #: What vLLM reads to choose a data parallel rank.
 _RANK = "x-data-parallel-rank"
 #: The engine cannot take the request now; another may.
@@ -156,8 +159,10 @@ class Proxy:
             b"",
             send,
         )
+        proxy = self._router.config.proxy
         try:
-            exchange.body = await _read_body(receive, self._router.config.proxy.max_body_bytes)
+            _check_path(exchange.path)
+            exchange.body = await _read_body(receive, proxy.max_body_bytes, proxy.stream_idle_s)
         except _ClientGoneError:
             return
         except _RefusedError as refusal:
@@ -203,7 +208,7 @@ class Proxy:
         served = self._router.config.model_of(name if isinstance(name, str) else None)
         if served is None:
             raise _RefusedError(404, f"the model {name!r} does not exist", "NotFoundError")
-        survey = await self._router.survey(*served, body, len(exchange.body))
+        survey = await self._router.survey(*served, body, len(exchange.body), path=exchange.path)
         self._metrics.deciding.observe(survey.seconds)
         if survey.plan.unhashed is not None:
             self._metrics.unhashed.labels(survey.plan.unhashed.partition(":")[0]).inc()
@@ -266,7 +271,8 @@ class Proxy:
     async def _ask(self, exchange: _Exchange, ticket: Ticket) -> None:
         engine = ticket.engine
         query = f"?{exchange.query.decode('latin-1')}" if exchange.query else ""
-        headers = [pair for pair in exchange.headers if pair[0] not in _DROPPED and pair[0] != "x-request-id"]
+        dropped = {*_DROPPED, *_hop_by_hop(exchange.headers), "x-request-id"}
+        headers = [pair for pair in exchange.headers if pair[0] not in dropped]
         headers += [("x-request-id", exchange.request_id), ("accept-encoding", "identity")]
         rank = exchange.survey.ranks.get(engine.name) if exchange.survey else None
         if rank is not None and engine.config.ranks > 1 and not any(name == _RANK for name, _ in headers):
@@ -285,7 +291,7 @@ class Proxy:
                     raise _TryAgainError(
                         f"an answer with the status {response.status}, which HTTP does not have"
                     )
-                if response.headers.get("content-type", "").startswith("text/event-stream"):
+                if _is_stream(response):
                     await self._pass_stream(exchange, ticket, response)
                 else:
                     await self._pass_whole(exchange, ticket, response)
@@ -317,7 +323,7 @@ class Proxy:
         ticket.close()
         await exchange.start(
             response.status,
-            [*_response_headers(response), ("x-kvhash-engine", ticket.engine.name), _length(body)],
+            [*_response_headers(response), ("x-kvhash-engine", ticket.engine.name), *_length(response, body)],
         )
         await exchange.write(body, more=False)
 
@@ -336,7 +342,8 @@ class Proxy:
                     if exchange.started:
                         silence.begins()
                     continue
-                ticket.first()
+                if b"data:" in events:  # not a comment, which keeps the connection alive
+                    ticket.first()
                 if not exchange.started:
                     await exchange.start(
                         response.status,
@@ -353,6 +360,11 @@ class Proxy:
             fault = silence.fault or _text(error)
             self._health.suspect(ticket.engine)
         else:
+            if (
+                not done and exchange.started and is_done(cutter.rest)
+            ):  # the end mark, but no empty line behind it
+                done = True
+                await exchange.write(cutter.rest + b"\n\n", more=True)
             if not done:
                 fault = "the stream ended without its end mark"
                 if not exchange.started:
@@ -481,6 +493,9 @@ def _candidate_json(scored: Scored, survey: Survey) -> dict[str, Any]:
 
 
 def _text(error: BaseException) -> str:
+    if isinstance(error, aiohttp.ClientResponseError):  # whose text has the engine's address and many lines
+        said = error.message.partition("\n")[0].rstrip(":")
+        return f"an answer that is not HTTP: {said:.100}"
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
@@ -496,8 +511,22 @@ def _count(value: Any) -> int | None:
 
 
 def _response_headers(response: aiohttp.ClientResponse) -> list[tuple[str, str]]:
-    dropped = {*_DROPPED, "date", "server", "x-request-id"}
-    return [(name, value) for name, value in response.headers.items() if name.lower() not in dropped]
+    fields = [(name, value) for name, value in response.headers.items()]
+    dropped = {*_DROPPED, *_hop_by_hop(fields), "date", "server", "x-request-id"}
+    return [(name, value) for name, value in fields if name.lower() not in dropped]
+
+
+def _hop_by_hop(fields: Iterable[tuple[str, str]]) -> set[str]:
+    """Return the names that a message's own Connection fields give: they are of this connection, as that one is."""
+    named = (value for name, value in fields if name.lower() == "connection")
+    return {name.strip().lower() for value in named for name in value.split(",")}
+
+
+def _is_stream(response: aiohttp.ClientResponse) -> bool:
+    """Whether events can be read in the answer as they come: not in an error's, nor where they are compressed."""
+    kind = response.headers.get("content-type", "").lower()
+    plain = response.headers.get("content-encoding", "identity").lower() == "identity"
+    return response.status < 400 and plain and kind.startswith("text/event-stream")
 
 
 def _bytes(text: str) -> bytes:
@@ -505,15 +534,32 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def _length(body: bytes) -> tuple[str, str]:
-    return ("content-length", str(len(body)))
+def _length(response: aiohttp.ClientResponse, body: bytes) -> list[tuple[str, str]]:
+    return [] if response.status in (204, 304) else [("content-length", str(len(body)))]
 
 
-async def _read_body(receive: Receive, limit: int) -> bytes:
+def _check_path(path: str) -> None:
+    """Raise _RefusedError unless requests to `path`, as it came, are one engine's as well as another's.
+
+    An engine has other endpoints, such as those that pause it or abort others' requests; they are not for clients.
+    """
+    plain = unquote(path)
+    if not path.startswith("/v1/") or "\\" in plain or {"", ".", ".."} & set(plain.split("/")[1:]):
+        raise _RefusedError(404, f"there is no {path:.100} here; requests go to /v1/...", "NotFoundError")
+    if plain in _OF_ONE_ENGINE:
+        raise _RefusedError(404, f"{plain} is of one engine, not of the router", "NotFoundError")
+
+
+async def _read_body(receive: Receive, limit: int, silence_s: float) -> bytes:
     parts: list[bytes] = []
     size = 0
     while True:
-        message: Message = await receive()
+        try:
+            message: Message = await asyncio.wait_for(receive(), silence_s)
+        except asyncio.TimeoutError:
+            raise _RefusedError(
+                408, f"nothing of the body came for {silence_s:g} s", "BadRequestError"
+            ) from None
         if message["type"] == "http.disconnect":
             raise _ClientGoneError
         parts.append(message.get("body", b""))

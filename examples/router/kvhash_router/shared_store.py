@@ -40,9 +40,9 @@ return holder and 1 or 2
 class SharedStore:
     """`kvhash.index.shared.SharedResidencyIndex` with leases, and errors where the store does not answer.
 
-    ``url``: ``redis://...`` of a server, or a list of such addresses of one cluster's nodes. ``lease_s``: how long a
-    writer that is gone keeps others from writing. Every method raises StoreUnavailableError while the store is away. For
-    several threads, as long as one engine's records come from one.
+    ``url``: ``redis://...`` of a server, or a list of such addresses of one cluster's nodes. ``lease_s``: how long
+    a writer that is gone keeps others from writing. Every method raises StoreUnavailableError while the store is
+    away. For several threads, as long as one engine's records come from one.
     """
 
     def __init__(
