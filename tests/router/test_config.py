@@ -44,6 +44,26 @@ ENGINE: dict[str, Any] = {"url": "http://127.0.0.1:1"}
             "expected one of: m - at $.engines[0].model",
         ),
         ({"models": MODELS, "engines": [ENGINE, ENGINE]}, "two engines are named '127.0.0.1:1'"),
+        (
+            {
+                "models": MODELS,
+                "engines": [{**ENGINE, "name": "a"}, {"url": "http://127.0.0.1:1/", "name": "b"}],
+            },
+            "engine 'a' has http://127.0.0.1:1 already - at $.engines[1].url",
+        ),
+        *(
+            (
+                {
+                    "models": MODELS,
+                    "engines": [
+                        {**ENGINE, "events": "tcp://h:5", "replay": "tcp://h:9", "ranks": 2},
+                        {"url": "http://h:2", "events": "tcp://i:5", **taken},
+                    ],
+                },
+                f"already - at $.engines[1].{next(iter(taken))}",
+            )
+            for taken in ({"events": "tcp://h:6"}, {"replay": "tcp://h:10"}, {"replay": "tcp://h:5"})
+        ),
         ({"models": MODELS, "engines": [{**ENGINE, "events": "tcp://*:5557"}]}, "$.engines[0]"),
         (
             {"models": MODELS, "engines": [{**ENGINE, "replay": "tcp://127.0.0.1:1"}]},

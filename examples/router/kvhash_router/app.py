@@ -47,7 +47,7 @@ def make_app(
     """Return the router's application; everything starts and stops with its lifespan.
 
     ``residency``: the index, else the one that `config` names. ``config_file`` is watched, and read again when it
-    changes; a file that cannot be used leaves all as it is. Raises ConfigError.
+    changes, or `app.state.read_again()` is called; a file that cannot be used leaves all as it is. Raises ConfigError.
     """
     own = _Own(config, residency or make_residency(config), config_file, decision_log, watch_s)
     routes = [
@@ -57,7 +57,9 @@ def make_app(
         Route("/v1/models", own.answer_models),
         Route("/{path:path}", _Endpoint(own.pass_on), methods=["POST"]),
     ]
-    return Starlette(routes=routes, lifespan=own.lifespan, exception_handlers={HTTPException: _answer_error})
+    app = Starlette(routes=routes, lifespan=own.lifespan, exception_handlers={HTTPException: _answer_error})
+    app.state.read_again = own.read_again
+    return app
 
 
 class _Endpoint:
@@ -110,6 +112,7 @@ class _Own:
         self._log = decision_log
         self._config = config
         self._proxy: Proxy | None = None
+        self._again = False
 
     @contextlib.asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -138,14 +141,18 @@ class _Own:
         assert self._proxy is not None, "the application's lifespan has not begun"
         await self._proxy(scope, receive, send)
 
+    def read_again(self) -> None:
+        """Read the watched file at the next look at it, though it may not have changed."""
+        self._again = True
+
     async def _watch(self, file: Path) -> None:
         seen = _stamp(file)
         while True:
             await asyncio.sleep(self._watch_s)
             stamp = _stamp(file)
-            if stamp == seen:
+            if stamp == seen and not self._again:
                 continue
-            seen = stamp
+            seen, self._again = stamp, False
             try:
                 config = await asyncio.to_thread(RouterConfig.load, file)
                 await self._router.reload(config)

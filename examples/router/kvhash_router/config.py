@@ -181,6 +181,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise ConfigError(f"two engines are named {twice!r}", at="$.engines")
+        _check_apart(engines)
         if self.max_blocks is not None and self.max_blocks < 1:
             raise ConfigError("expected at least 1 block", at="$.max_blocks")
         if self.index is not None:
@@ -241,6 +242,20 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if served in self.models:
             return served, None
         return next(((name, served) for name, model in self.models.items() if served in model.adapters), None)
+
+
+def _check_apart(engines: Sequence[EngineConfig]) -> None:
+    """Raise ConfigError where two engines share an address or endpoint: one's blocks would be taken for the other's."""
+    taken: dict[str, str] = {}
+    for place, engine in enumerate(engines):
+        events = {source.endpoint: "events" for source in engine.sources()}
+        replays = {source.replay_endpoint: "replay" for source in engine.sources() if source.replay_endpoint}
+        for address, field in {engine.url: "url", **events, **replays}.items():
+            if address in taken:
+                raise ConfigError(
+                    f"engine {taken[address]!r} has {address} already", at=f"$.engines[{place}].{field}"
+                )
+        taken |= dict.fromkeys((engine.url, *events, *replays), engine.name)
 
 
 def _is_address(url: str) -> bool:

@@ -7,6 +7,7 @@ its process is gone, and with it its cache.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import Callable
 
@@ -15,9 +16,18 @@ import aiohttp
 from .config import HealthConfig
 from .fleet import EngineState, Fleet
 
-__all__ = ["HealthChecker"]
+__all__ = ["HealthChecker", "is_own_fault"]
 
 _log = logging.getLogger(__name__)
+
+
+#: This process, or machine, has no file left for a connection.
+_OWN_FAULTS = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EADDRNOTAVAIL))
+
+
+def is_own_fault(error: aiohttp.ClientConnectorError) -> bool:
+    """Whether a connection failed for want of something here, which says nothing of the engine."""
+    return error.os_error.errno in _OWN_FAULTS
 
 
 class HealthChecker:
@@ -54,6 +64,9 @@ class HealthChecker:
             async with self._client.get(f"{engine.config.url}/health", timeout=timeout) as response:
                 status = response.status
         except aiohttp.ClientConnectorError as error:
+            if is_own_fault(error):
+                _log.error("engine %s cannot be checked: %s", engine.name, error)
+                return
             self.gone(engine, f"health check: {error}")
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError) as error:
             self._failed(engine, f"health check: {type(error).__name__}")

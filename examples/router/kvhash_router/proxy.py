@@ -26,7 +26,7 @@ from yarl import URL
 from .decision import Decision, Scored
 from .decision_log import DecisionLog, prompt_json
 from .fleet import Ticket
-from .health import HealthChecker
+from .health import HealthChecker, is_own_fault
 from .metrics import RouterMetrics
 from .router import Router, Survey
 from .sse import EventCutter, error_event, is_done, usage_in
@@ -100,6 +100,7 @@ class _Exchange:
     decision: Decision | None = None
     attempts: list[dict[str, str]] = field(default_factory=list)
     started: bool = False
+    streamed: bool = False
     gone: bool = False
     first_byte_s: float | None = None
     status: int | None = None
@@ -128,6 +129,14 @@ class _Exchange:
         await self.start(status, [("content-type", "application/json"), ("content-length", str(len(body)))])
         await self.write(body, more=False)
 
+    async def break_off(self, message: str) -> None:
+        """End the answer with an error, wherever it is."""
+        if not self.started:
+            await self.refuse(503, message, "router_stopped")
+        elif self.streamed:
+            await self.write(error_event(message, code=503, kind="router_stopped"), more=True)
+            await self.write(b"", more=False)
+
 
 class Proxy:
     """The ASGI endpoint of everything that goes to an engine."""
@@ -145,6 +154,8 @@ class Proxy:
         self._metrics = metrics
         self._health = health
         self._log = log
+        if log is not None:
+            log.on_drop = metrics.log_dropped.inc
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; return early when its client has gone."""
@@ -170,15 +181,19 @@ class Proxy:
             return
         job = asyncio.ensure_future(self._serve(exchange))
         watch = asyncio.ensure_future(_until_gone(receive))
+        stopped = False
         try:
             await asyncio.wait((job, watch), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            gone = exchange.gone = watch.done() or not job.done()
-            watch.cancel()
-            if not job.done():
-                job.cancel()
-            await asyncio.gather(job, watch, return_exceptions=True)
-        if not gone:
+        except asyncio.CancelledError:  # the server ends, and its patience with it
+            stopped = not watch.done() and not job.done()
+        gone = exchange.gone = watch.done() or not job.done()
+        watch.cancel()
+        if not job.done():
+            job.cancel()
+        await asyncio.gather(job, watch, return_exceptions=True)
+        if stopped:
+            await exchange.break_off("the router was stopped")
+        elif not gone:
             job.result()
 
     async def _serve(self, exchange: _Exchange) -> None:
@@ -298,7 +313,7 @@ class Proxy:
         except _FAILURES as error:
             if exchange.started:
                 raise  # the client's side failed, not the engine's
-            if isinstance(error, aiohttp.ClientConnectorError):
+            if isinstance(error, aiohttp.ClientConnectorError) and not is_own_fault(error):
                 self._health.gone(engine, f"request: {error}")
             else:
                 self._health.suspect(engine)
@@ -330,6 +345,7 @@ class Proxy:
     async def _pass_stream(
         self, exchange: _Exchange, ticket: Ticket, response: aiohttp.ClientResponse
     ) -> None:
+        exchange.streamed = True
         cutter = EventCutter()
         done = False
         fault: str | None = None
@@ -409,8 +425,8 @@ class Proxy:
         cached = _cached_tokens(exchange.usage or {})
         if cached:
             self._metrics.cached_tokens.labels(engine).inc(cached)
-        if self._log is not None and not self._log.write(self._record(exchange, survey, decision, cached)):
-            self._metrics.log_dropped.inc()
+        if self._log is not None:
+            self._log.write(self._record(exchange, survey, decision, cached))
 
     def _record(
         self, exchange: _Exchange, survey: Survey, decision: Decision, cached: int | None
