@@ -91,22 +91,6 @@ def test_log_that_was_moved_away_is_begun_anew(tmp_path: Path) -> None:
     assert path.read_text() == '{"n":3}\n'
 
 
-def test_hangup_reads_the_configuration_again(tmp_path: Path) -> None:
-    """SIGHUP is no end: a file that looks the same is read anew, as one is that came while nobody looked."""
-    file = tmp_path / "router.json"
-    models = {"demo": {"hash": {"algorithm": "sha256_cbor", "hash_seed": "0"}}}
-    file.write_text(json.dumps({"models": models}))
-    process = router_process([], config=file)
-    assert process.stderr is not None
-    url = process.stderr.readline().split()[-1]
-    process.send_signal(signal.SIGHUP)
-    assert "was read again: 0 engines" in process.stderr.readline()
-    assert httpx.get(f"{url}/health", trust_env=False).status_code == 503
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(DEADLINE_S) == 0
-    process.stderr.close()
-
-
 def test_file_that_is_half_written_is_read_when_it_is_whole(tmp_path: Path) -> None:
     """However a file is written, in pieces or emptied first, engines stay until it can be used, and then are its."""
     file = tmp_path / "router.json"
@@ -131,16 +115,14 @@ def test_file_that_is_half_written_is_read_when_it_is_whole(tmp_path: Path) -> N
         wait_for(lambda: names() == ["new"], "the whole file")
 
 
-def test_end_lets_requests_end_and_tells_those_that_do_not() -> None:
-    """After SIGTERM a stream has its time; one that is longer ends with an error event, one not begun with a status."""
+def test_signals_lose_no_request(tmp_path: Path) -> None:
+    """SIGHUP reads the file anew and ends nothing; after SIGTERM streams have some time, and are told when it is over."""
     lines: list[str] = []
     refused: list[httpx.Response] = []
-    begun = threading.Event()
 
     async def slow(writer: asyncio.StreamWriter, value: dict[str, Any]) -> None:
         if value.get("stream"):
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n" + event("one"))
-        begun.set()
         await asyncio.sleep(600)
 
     def stream(url: str) -> None:
@@ -154,14 +136,19 @@ def test_end_lets_requests_end_and_tells_those_that_do_not() -> None:
         body = {"prompt": [1]}
         refused.append(httpx.post(f"{url}/v1/completions", json=body, trust_env=False, timeout=DEADLINE_S))
 
+    file = tmp_path / "router.json"
+    models = {"demo": {"hash": {"algorithm": "sha256_cbor", "hash_seed": "0"}}}
     with stubs(slow) as served:
-        process = router_process([], "--drain-timeout", "1", "--engine", served[0].url)
+        file.write_text(json.dumps({"models": models, "engines": [{"url": served[0].url}]}))
+        process = router_process([], "--drain-timeout", "1", config=file)
         assert process.stderr is not None
         url = process.stderr.readline().split()[-1]
         clients = [threading.Thread(target=one, args=(url,)) for one in (stream, ask)]
         for client in clients:
             client.start()
         wait_for(lambda: len(served[0].requests) == 2 and lines, "both to be under way")
+        process.send_signal(signal.SIGHUP)
+        assert "was read again: 1 engines" in process.stderr.readline()
         process.send_signal(signal.SIGTERM)
         assert process.wait(DEADLINE_S) == 0
         for client in clients:
@@ -175,29 +162,19 @@ def test_end_lets_requests_end_and_tells_those_that_do_not() -> None:
 
 
 def test_engine_that_comes_back_with_other_settings_is_found_out() -> None:
-    """Its events are judged anew: unknown while its seed is another, exact again once it is the configured one."""
+    """Its events are judged anew: a restart with another seed makes it unknown, with the reason."""
     with engines(1) as started, router(started, health=HealthConfig(interval_s=0.1)) as running:
-        engine = started[0]
-
-        def again(*options: str) -> None:
-            engine.kill()
-            wait_for(lambda: not running.state("e0")["up"], "the engine to be taken out")
-            engine._options = options
-            engine.restart()
-            wait_for(lambda: running.state("e0")["up"], "the engine to be back")
-            wait_for(
-                lambda: running.where(PROMPT)["matched_tokens"] == {"e0": 0}, "its cache to be forgotten"
-            )
-            running.complete(PROMPT)
-
         running.complete(PROMPT)
         wait_for(lambda: running.where(PROMPT)["matched_tokens"] == {"e0": 192}, "the blocks")
-        again("--hash-seed", "7")
+        started[0].kill()
+        started[0]._options = ("--hash-seed", "7")
+        wait_for(lambda: not running.state("e0")["up"], "the engine to be taken out")
+        started[0].restart()
+        wait_for(lambda: running.state("e0")["up"], "the engine to be back")
+        wait_for(lambda: running.where(PROMPT)["matched_tokens"] == {"e0": 0}, "its cache to be forgotten")
+        running.complete(PROMPT)
         wait_for(lambda: running.state("e0")["knowledge"] == "unknown", "the mismatch")
         assert running.state("e0")["reason"].startswith("hash-mismatch")
-        again()
-        wait_for(lambda: running.where(PROMPT)["matched_tokens"] == {"e0": 192}, "the blocks, again")
-        wait_for(lambda: running.state("e0")["knowledge"] == "exact", "exact knowledge")
 
 
 def test_want_of_files_here_is_no_fault_of_an_engine() -> None:
