@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -21,10 +23,14 @@ from kvhash_router.config import (
     ConfigError,
     EngineConfig,
     HashSettings,
+    HealthConfig,
     ModelConfig,
+    ProxyConfig,
     RouterConfig,
     parse_engine_flag,
 )
+from kvhash_router.decision import Policy
+from kvhash_router.metrics import RouterMetrics
 from kvhash_router.prompts import PromptHasher
 from kvhash_router.sse import EventCutter, usage_in
 
@@ -365,6 +371,20 @@ def test_names_that_no_file_can_have_are_refused(field: str) -> None:
     with pytest.raises(ConfigError) as caught:
         PromptHasher("m", ModelConfig(hash=HashSettings(hash_seed="0"), **{field: "a\0b"}))
     assert caught.value.at == f"$.models.m.{field}"
+
+
+def test_metrics_and_options_are_documented() -> None:
+    """Every metric, and every field of the configuration that stands in the documentation, is the program's."""
+    text = (ROOT / "docs" / "router.md").read_text()
+    names = {metric.name for metric in RouterMetrics().registry.collect()}
+    counters = {metric.name for metric in RouterMetrics().registry.collect() if metric.type == "counter"}
+    documented = set(re.findall(r"`(kvhash_router_\w+)`", text))
+    assert documented == {f"{name}_total" if name in counters else name for name in names}
+    example = re.search(r"```json\n(.*?)```", text, re.DOTALL)
+    assert example is not None
+    config = msgspec.json.decode(example[1], type=RouterConfig).checked()
+    assert config.policy == Policy()
+    assert (config.health, config.proxy) == (HealthConfig(), ProxyConfig())
 
 
 def test_demonstration_runs() -> None:

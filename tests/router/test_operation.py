@@ -116,7 +116,7 @@ def test_file_that_is_half_written_is_read_when_it_is_whole(tmp_path: Path) -> N
 
 
 def test_signals_lose_no_request(tmp_path: Path) -> None:
-    """SIGHUP reads the file anew and ends nothing; after SIGTERM streams have some time, and are told when it is over."""
+    """SIGHUP reads the file anew and ends nothing; after SIGTERM streams have time, and are told when it is over."""
     lines: list[str] = []
     refused: list[httpx.Response] = []
 

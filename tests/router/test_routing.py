@@ -13,12 +13,15 @@ from typing import Any
 import msgspec
 import pytest
 from kvhash_router.config import AdapterConfig, EngineConfig, HashSettings, ModelConfig, RouterConfig
-from kvhash_router.decision_log import DecisionLog
+from kvhash_router.decision_log import DecisionLog, prompt_json
+from kvhash_router.prompts import PromptHasher
 
 import kvhash.events.publisher
 from kvhash import BlockHasher
+from kvhash.diff import diff_requests
 from kvhash.events.schema import BlockStored, EventBatch
 from kvhash.prompt import Tokenizer
+from kvhash.request import HashRequest
 
 from ..ports import free_base
 from .running import (
@@ -413,6 +416,62 @@ def test_kvhash_diff_explains_a_miss_from_the_log(
     else:
         assert "tokens" not in prompts[0]
         assert parted["reasons"][0]["code"] == "from-the-middle"
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"settings": {"hash_seed": "1"}}, "root"),
+        ({"settings": {"algorithm": "sha256"}}, "algorithm"),
+        ({"settings": {"block_size": 32}}, "block-size"),
+        ({"body": {"cache_salt": "t"}}, "cache-salt"),
+        ({"adapter": "sql"}, "lora-name"),
+        ({"adapter": "sql", "path": "/not/it", "both": {"adapter": "sql"}}, "lora-path"),
+        ({"body": {"prompt": [1, *PROMPT]}}, "leading-token"),
+        ({"body": {"prompt": [*PROMPT[:50], 7, *PROMPT[50:]]}}, "token"),
+    ],
+)
+def test_lines_of_the_log_say_what_was_wrong(changed: dict[str, Any], reason: str) -> None:
+    """Two request lines of the log, one of them with a setting that is not the engine's: the difference is named."""
+
+    def line(
+        *, settings: dict[str, Any] | None = None, body: dict[str, Any] | None = None, adapter: str | None = None,
+        path: str = "p", both: dict[str, Any] | None = None,
+    ) -> HashRequest:  # fmt: skip
+        del both
+        model = ModelConfig(
+            hash=msgspec.structs.replace(SETTINGS, **(settings or {})),
+            adapters={"sql": AdapterConfig(path=path)},
+        )
+        plan = PromptHasher("demo", model).plan({"prompt": PROMPT, **(body or {})}, adapter)
+        return HashRequest.of(prompt_json(plan.prompts[0], with_tokens=True))
+
+    found = diff_requests(line(**changed.get("both", {})), line(**changed))
+    assert not found.equal
+    assert found.reasons[0][0] == reason, found.reasons
+
+
+def test_other_template_of_an_engine_is_said(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    """An engine that counts other prompt tokens than were hashed makes other ones: counted, logged, and said once."""
+
+    async def answer(writer: Any, body: dict[str, Any]) -> None:
+        counted = len(body["prompt"]) + body.get("more", 0)
+        whole(writer, 200, b'{"usage":{"prompt_tokens":%d,"completion_tokens":1}}' % counted)
+
+    file = tmp_path / "log"
+    with stubs(answer) as served, router(served, app={"decision_log": DecisionLog(str(file))}) as running:
+        running.complete(PROMPT)
+        assert running.metric("kvhash_router_other_prompts_total") == 0
+        for _ in range(2):
+            running.complete(PROMPT, more=3)
+        running.complete(PROMPT, more=3, truncate_prompt_tokens=5)  # not hashed: nothing to compare with
+        assert running.metric('kvhash_router_other_prompts_total{engine="s0"}') == 2
+    said = [record.getMessage() for record in caplog.records if "were hashed" in record.message]
+    assert [text.partition(":")[0] for text in said] == [
+        "engine s0 counted 203 prompt tokens where 200 were hashed"
+    ]
+    numbers = [(one["prompt_tokens"], one["reported_prompt_tokens"]) for one in logged(file, 4)][:3]
+    assert numbers == [(200, 200), (200, 203), (200, 203)]
 
 
 def running_pair(running: RunningRouter) -> set[str]:

@@ -28,6 +28,7 @@ from .decision_log import DecisionLog, prompt_json
 from .fleet import Ticket
 from .health import HealthChecker, is_own_fault
 from .metrics import RouterMetrics
+from .prompts import Plan
 from .router import Router, Survey
 from .sse import EventCutter, error_event, is_done, usage_in
 
@@ -154,6 +155,7 @@ class Proxy:
         self._metrics = metrics
         self._health = health
         self._log = log
+        self._told: set[str] = set()
         if log is not None:
             log.on_drop = metrics.log_dropped.inc
 
@@ -422,14 +424,36 @@ class Proxy:
             self._metrics.first_byte.labels(engine).observe(exchange.first_byte_s)
         self._metrics.prompt_tokens.labels(engine).inc(survey.plan.prompt_tokens)
         self._metrics.predicted_tokens.labels(engine).inc(decision.chosen.candidate.matched_tokens)
-        cached = _cached_tokens(exchange.usage or {})
+        usage = exchange.usage or {}
+        cached, counted = _cached_tokens(usage), _count(usage.get("prompt_tokens"))
+        if survey.plan.prompts and counted is not None and counted != survey.plan.prompt_tokens:
+            self._say_other_prompt(survey.plan, engine, counted)
         if cached:
             self._metrics.cached_tokens.labels(engine).inc(cached)
         if self._log is not None:
-            self._log.write(self._record(exchange, survey, decision, cached))
+            self._log.write(self._record(exchange, survey, decision, cached, counted))
+
+    def _say_other_prompt(self, plan: Plan, engine: str, counted: int) -> None:
+        """Say that an engine made other tokens of a prompt than were hashed: nothing of it can match there."""
+        self._metrics.other_prompts.labels(engine).inc()
+        if engine not in self._told:  # once: the log has it of each request
+            self._told.add(engine)
+            _log.warning(
+                "engine %s counted %d prompt tokens where %d were hashed: its tokenizer, chat template or defaults are "
+                "not those that model %r is configured with",
+                engine,
+                counted,
+                plan.prompt_tokens,
+                plan.model,
+            )
 
     def _record(
-        self, exchange: _Exchange, survey: Survey, decision: Decision, cached: int | None
+        self,
+        exchange: _Exchange,
+        survey: Survey,
+        decision: Decision,
+        cached: int | None,
+        counted: int | None,
     ) -> dict[str, Any]:
         assert self._log is not None
         plan = survey.plan
@@ -445,6 +469,7 @@ class Proxy:
             "prompt_tokens": plan.prompt_tokens,
             "matched_tokens": decision.chosen.candidate.matched_tokens,
             "cached_tokens": cached,
+            "reported_prompt_tokens": counted,
             "unhashed": plan.unhashed,
             "outcome": exchange.outcome,
             "fault": exchange.fault,
