@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import json
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -197,3 +199,40 @@ def test_want_of_files_here_is_no_fault_of_an_engine() -> None:
         client.number = number
         asyncio.run(health.check_all())
         assert fleet.engines["a"].up is up
+
+
+def test_checks_that_had_no_time_here_take_no_engine_out(caplog: pytest.LogCaptureFixture) -> None:
+    """While the router itself is held up a check that times out says nothing; one that has its time does."""
+
+    class Client:
+        """Answers no check in time; once it holds everything up, for longer than a check may take."""
+
+        holds_up = True
+
+        @contextlib.asynccontextmanager
+        async def get(self, *_: Any, **__: Any) -> Any:
+            await asyncio.sleep(0.2)
+            if self.holds_up:
+                time.sleep(0.3)  # what holds up an event loop
+                await asyncio.sleep(0.15)
+            raise asyncio.TimeoutError
+            yield
+
+    async def check() -> None:
+        task = asyncio.ensure_future(health.run())
+        while client.holds_up:
+            await asyncio.sleep(0.01)
+            if "could not be checked in time" in caplog.text:
+                assert fleet.engines["a"].up
+                client.holds_up = False
+        while fleet.engines["a"].up:
+            await asyncio.sleep(0.01)
+        task.cancel()
+
+    fleet = Fleet(policy=Policy())
+    fleet.set_engines([EngineConfig(url="http://h:1", name="a", model="m")])
+    client = Client()
+    config = HealthConfig(failures=1, timeout_s=0.5, interval_s=0.01)
+    health = HealthChecker(fleet, client, config, came_back=lambda _: None)  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(check(), DEADLINE_S))
+    assert fleet.engines["a"].last_failure == "health check: TimeoutError"
