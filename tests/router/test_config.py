@@ -113,7 +113,16 @@ ENGINE: dict[str, Any] = {"url": "http://127.0.0.1:1"}
         ({"models": MODELS, "max_blocks": 0}, "$.max_blocks"),
         *(
             ({"models": MODELS, "index": index}, "$.index")
-            for index in ("http://x", "", "redis", "redis://h:abc", "redis://h?db=x", [])
+            for index in (
+                "http://x",
+                "",
+                "redis",
+                "redis://h:abc",
+                "redis://h?db=x",
+                "redis://h?foo=1",
+                "redis://h?decode_responses=1",
+                [],
+            )
         ),
         *(
             ({"models": MODELS, "index": ["redis://h", index]}, "$.index[1]")

@@ -333,8 +333,14 @@ def _store_options(url: str, *, at: str, schemes: Sequence[str]) -> dict[str, An
         raise ConfigError("a shared index needs the 'redis' package", at=at) from None
     try:
         options: dict[str, Any] = connection.parse_url(url)  # type: ignore[no-untyped-call]
+        connection.ConnectionPool.from_url(url).make_connection()
+    except TypeError:
+        known = "socket_timeout, health_check_interval, protocol"
+        raise ConfigError(f"the address has an option that is none; such as {known} are", at=at) from None
     except ValueError:  # its message may have parts of the password
         raise ConfigError("expected an address such as redis://host:6379", at=at) from None
+    if "decode_responses" in options:
+        raise ConfigError("decode_responses is not for an index, which holds bytes", at=at)
     return options
 
 

@@ -86,7 +86,7 @@ class SharedStore:
         same = {name: value for name, value in parsed[0].items() if name not in ("host", "port", "db")}
         if issubclass(same.pop("connection_class", redis.Connection), redis.SSLConnection):
             same["ssl"] = True
-        return redis.cluster.RedisCluster(startup_nodes=nodes, **same, **options)
+        return redis.cluster.RedisCluster(startup_nodes=nodes, **{**options, **same})
 
     @property
     def _client(self) -> Any:
