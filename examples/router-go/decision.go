@@ -69,7 +69,7 @@ type Scored struct {
 
 // Decide returns the candidates with their costs, the chosen one first; none for none. Pure: draw(n), which gives an
 // integer from 0 to n - 1, is called only where there are equals. Two of them are drawn and the one with less queued
-// work for its speed is chosen.
+// work for its speed is chosen, or less recent work where that is the same.
 func Decide(promptTokens int, candidates []Candidate, policy Policy, draw func(int) int) []Scored {
 	if len(candidates) == 0 {
 		return nil
@@ -119,10 +119,12 @@ func ofTwo(scored []Scored, equals []int, draw func(int) int) int {
 	if second >= first {
 		second++
 	}
-	load := func(i int) float64 {
-		return scored[equals[i]].Candidate.QueuedTokens / scored[equals[i]].Candidate.Speed
+	load := func(i int) (queued, recent float64) {
+		candidate := scored[equals[i]].Candidate
+		return candidate.QueuedTokens / candidate.Speed, candidate.RecentTokens / candidate.Speed
 	}
-	if load(second) < load(first) {
+	queued, recent := load(first)
+	if other, otherRecent := load(second); other < queued || other == queued && otherRecent < recent {
 		return equals[second]
 	}
 	return equals[first]

@@ -88,6 +88,18 @@ def test_equals_are_drawn_and_the_less_loaded_of_two_wins() -> None:
     assert counts["a"] < 2000 * 0.6  # and the least loaded does not get everything
 
 
+def test_idle_equals_take_turns() -> None:
+    """Where neither of the two drawn has anything queued, the one that was sent less lately gets the request."""
+    policy = Policy(tie_share=0.5)
+    engines = [
+        Candidate(engine="a", recent_tokens=9, speed=3.0),
+        Candidate(engine="b", recent_tokens=2, speed=3.0),
+    ]
+    for first in (0, 1):
+        draws = iter((first, 0))
+        assert chosen(10, *engines, policy=policy, draw=lambda _, d=draws: next(d)).engine == "b"
+
+
 def test_nothing_to_choose_from() -> None:
     """No candidate, no decision; one candidate is it, whatever it costs."""
     assert decide(10, [], policy=POLICY, draw=never) is None

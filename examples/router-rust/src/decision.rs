@@ -82,7 +82,7 @@ pub struct Scored {
 /// The candidates with their costs, the chosen one first; none for none.
 ///
 /// Pure: `draw(n)`, which gives an integer from 0 to n - 1, is called only where there are equals. Two of them are drawn
-/// and the one with less queued work for its speed is chosen.
+/// and the one with less queued work for its speed is chosen, or less recent work where that is the same.
 pub fn decide(
     prompt_tokens: u64,
     candidates: &[Candidate],
@@ -117,6 +117,9 @@ fn of_two(scored: &[Scored], equals: &[usize], draw: &mut dyn FnMut(usize) -> us
     if second >= first {
         second += 1;
     }
-    let load = |i: usize| scored[equals[i]].candidate.queued_tokens / scored[equals[i]].candidate.speed;
+    let load = |i: usize| {
+        let one = &scored[equals[i]].candidate;
+        (one.queued_tokens / one.speed, one.recent_tokens / one.speed)
+    };
     equals[if load(second) < load(first) { second } else { first }]
 }

@@ -330,7 +330,7 @@ def _store_options(url: str, *, at: str, schemes: Sequence[str]) -> dict[str, An
     try:
         from redis import connection
     except ImportError:
-        raise ConfigError("a shared index needs the 'redis' package", at=at) from None
+        raise ConfigError("a shared index needs the 'redis' package: pip install redis", at=at) from None
     try:
         options: dict[str, Any] = connection.parse_url(url)  # type: ignore[no-untyped-call]
         connection.ConnectionPool.from_url(url).make_connection()

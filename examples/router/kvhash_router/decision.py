@@ -16,8 +16,8 @@ idle; with it such a prefix is computed where less was to do, once, and counts t
 match away: an engine is never worse off for what it holds.
 
 Engines whose costs lie within the policy's tolerance of the least are equals: two of them are drawn and the one with
-fewer queued tokens for its speed gets the request (power of two choices), so that several routers with the same picture
-do not all choose the same engine.
+fewer queued tokens for its speed gets the request, or with fewer recent ones where those are the same (power of two
+choices), so that several routers with the same picture do not all choose the same engine.
 """
 
 from __future__ import annotations
@@ -164,4 +164,9 @@ def _of_two(equals: Sequence[Scored], draw: Callable[[int], int]) -> Scored:
     second = draw(len(equals) - 1)
     second += second >= first
     pair = (equals[first], equals[second])
-    return min(pair, key=lambda one: one.candidate.queued_tokens / one.candidate.speed)
+    return min(pair, key=_load)
+
+
+def _load(one: Scored) -> tuple[float, float]:
+    candidate = one.candidate
+    return candidate.queued_tokens / candidate.speed, candidate.recent_tokens / candidate.speed
