@@ -142,7 +142,9 @@ def test_signals_lose_no_request(tmp_path: Path) -> None:
     models = {"demo": {"hash": {"algorithm": "sha256_cbor", "hash_seed": "0"}}}
     with stubs(slow) as served:
         file.write_text(json.dumps({"models": models, "engines": [{"url": served[0].url}]}))
-        process = router_process([], "--drain-timeout", "1", config=file)
+        process = router_process(
+            [], "--drain-timeout", "1", "--decision-log", str(tmp_path / "log"), config=file
+        )
         assert process.stderr is not None
         url = process.stderr.readline().split()[-1]
         clients = [threading.Thread(target=one, args=(url,)) for one in (stream, ask)]
@@ -158,6 +160,8 @@ def test_signals_lose_no_request(tmp_path: Path) -> None:
         said = process.stderr.read()
         process.stderr.close()
     assert "Traceback" not in said
+    outcomes = [json.loads(line)["outcome"] for line in (tmp_path / "log").read_text().splitlines()]
+    assert outcomes == ["router-stopped"] * 2
     assert [json.loads(line[6:]).get("error", {}).get("type") for line in lines] == [None, "router_stopped"]
     assert refused[0].status_code == 503
     assert refused[0].json()["error"]["message"] == "the router was stopped"

@@ -19,10 +19,12 @@ from kvhash_router.prompts import PromptHasher
 import kvhash.events.publisher
 from kvhash import BlockHasher
 from kvhash.diff import diff_requests
-from kvhash.events.schema import BlockStored, EventBatch
+from kvhash.events.decode import decode_batch
+from kvhash.events.schema import BlockStored, EventBatch, hash_key
 from kvhash.prompt import Tokenizer
 from kvhash.request import HashRequest
 
+from ..data_files import CAPTURES, capture
 from ..ports import free_base
 from .running import (
     EngineProcess,
@@ -164,10 +166,13 @@ class Publisher:
             endpoint, "tcp://127.0.0.1:*" if replay else None, bind=True
         )
 
-    def engine(self, name: str, url: str = "http://127.0.0.1:9") -> EngineConfig:
-        """Return the engine's configuration."""
+    def engine(self, name: str, url: str = "") -> EngineConfig:
+        """Return the engine's configuration; without a URL nothing answers its requests."""
         return EngineConfig(
-            url=url, name=name, events=self._publisher.endpoint, replay=self._publisher.replay_endpoint
+            url=url or f"http://127.0.0.1:9/{name}",
+            name=name,
+            events=self._publisher.endpoint,
+            replay=self._publisher.replay_endpoint,
         )
 
     def store(
@@ -269,6 +274,94 @@ def test_chat_is_hashed_as_the_template_renders_it(
         image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}
         assert ask(messages=[image])["unhashed"].startswith("invalid-request: only text parts")
         assert ask(messages=[image])["basis"] == "load"
+
+
+@pytest.mark.parametrize("name", CAPTURES)
+def test_prompts_are_hashed_as_a_recorded_vllm_hashed_them(name: str) -> None:
+    """Every full block of every request that a real server got, by its body alone, is one that the server published."""
+    recorded = capture(name)
+    settings = HashSettings(
+        vllm="0.32.0", algorithm=recorded["algo"], hash_seed=recorded["hash_seed"], block_size=32
+    )
+    config = ModelConfig(hash=settings, adapters={"sql": AdapterConfig(path="adapters/sql")})
+    hasher = PromptHasher("demo", config)
+    published = {
+        hash_key(value)
+        for _, _, payload in recorded["frames"]
+        for event in decode_batch(bytes.fromhex(payload)).events
+        if isinstance(event, BlockStored)
+        for value in event.block_hashes
+    }
+    blocks = 0
+    for request in recorded["requests"]:
+        if "prompt" in request:
+            body = {"prompt": request["prompt"], "cache_salt": request.get("cache_salt")}
+            adapter = "sql" if request.get("model") == "sql" else None
+            (prompt,) = hasher.plan(body, adapter, path="/v1/completions").prompts
+            assert {hash_key(value) for value in prompt.hashes} <= published
+            blocks += len(prompt.hashes)
+    assert blocks > 20
+
+
+def test_template_of_the_configuration_replaces_the_tokenizers(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    """A chat is rendered by the file that the engines got, with a newline at its end or not; a request's own wins."""
+    template = "{% for message in messages %}[{{ message.role }}] {{ message.content }}{% endfor %}"
+    file = tmp_path / "chat.jinja"
+    file.write_text(template)
+    config = ModelConfig(hash=SETTINGS, tokenizer=str(tokenizer_folder), chat_template=str(file))
+    messages = [{"role": "user", "content": "the quick brown fox " * 20}]
+    expected = Tokenizer(tokenizer_folder).encode_chat(messages, chat_template=template).tokens
+    assert expected != Tokenizer(tokenizer_folder).encode_chat(messages).tokens
+    hasher = PromptHasher("demo", config)
+    (prompt,) = hasher.plan({"messages": messages}, None).prompts
+    assert prompt.request.tokens == expected
+    other = template.replace("[", "<")
+    (own,) = hasher.plan({"messages": messages, "chat_template": other}, None).prompts
+    assert own.request.tokens == Tokenizer(tokenizer_folder).encode_chat(messages, chat_template=other).tokens
+
+
+def test_each_model_has_its_engines(tmp_path: Path) -> None:
+    """Of several models a request goes to the engines of its own; without a name, or of another, it goes nowhere."""
+
+    async def answer(writer: Any, _: dict[str, Any]) -> None:
+        whole(writer, 200, b"{}")
+
+    file = tmp_path / "router.json"
+    file.write_text("{}")
+    with stubs(answer, answer) as served, router(served[:1], app={"config_file": file}) as running:
+        models = {
+            "a": {"hash": {"hash_seed": "0"}, "adapters": {"sql": {"path": "p"}}},
+            "b": {"hash": {"hash_seed": "0"}},
+            "c": {},
+        }
+        engines = [
+            {"url": one.url, "name": one.name, "model": model}
+            for one, model in zip(served, "ab", strict=True)
+        ]
+        file.write_text(json.dumps({"models": models, "engines": engines}))
+        wait_for(lambda: running_pair(running) == {"s0", "s1"}, "the models")
+        for model, status, engine in (
+            ("a", 200, "s0"),
+            ("sql", 200, "s0"),
+            ("b", 200, "s1"),
+            ("c", 503, None),
+            ("d", 404, None),
+            (None, 404, None),
+            ("", 404, None),
+        ):
+            said = running.complete(PROMPT, model=model)
+            if model is None:
+                assert said.json()["error"]["message"] == "expected the name of a model: a, sql, b, c"
+            assert (said.status_code, said.headers.get("x-kvhash-engine")) == (status, engine), model
+        cards = running.client.get("/v1/models").json()["data"]
+        assert [(card["id"], card["parent"]) for card in cards] == [
+            ("a", None),
+            ("sql", "a"),
+            ("b", None),
+            ("c", None),
+        ]
 
 
 def test_events_that_were_missed_leave_degraded_knowledge() -> None:

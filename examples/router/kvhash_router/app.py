@@ -218,7 +218,7 @@ class _Own:
         name = body.get("model")
         served = self._router.config.model_of(name if isinstance(name, str) else None)
         if served is None:
-            return _bad(404, f"the model {name!r} does not exist", "NotFoundError")
+            return _bad(404, self._router.config.no_such_model(name), "NotFoundError")
         survey = await self._router.survey(*served, body, len(data))
         decision = self._router.choose(survey)
         if decision is None:

@@ -232,6 +232,13 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(f"expected a name of printable ASCII characters, got {name!a}", at=f"{at}.name")
         return msgspec.structs.replace(engine, url=url, model=model, name=name)
 
+    def no_such_model(self, served: Any) -> str:
+        """Return what is said of a request whose `model` is not served."""
+        if served:
+            return f"the model {served!r:.200} does not exist"
+        names = (served for name, model in self.models.items() for served in (name, *model.adapters))
+        return f"expected the name of a model: {', '.join(names)}"
+
     def model_of(self, served: str | None) -> tuple[str, str | None] | None:
         """Return (model, adapter or None) for the name a request gives; None when it is not served.
 

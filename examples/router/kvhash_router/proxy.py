@@ -56,6 +56,7 @@ _DROPPED = frozenset(
 )
 #: Endpoints that change the one engine that they reach.
 _OF_ONE_ENGINE = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
+_STOPPED = "the router was stopped"
 #: What vLLM reads to choose a data parallel rank.
 _RANK = "x-data-parallel-rank"
 #: The engine cannot take the request now; another may.
@@ -103,6 +104,7 @@ class _Exchange:
     started: bool = False
     streamed: bool = False
     gone: bool = False
+    stopped: bool = False
     first_byte_s: float | None = None
     status: int | None = None
     usage: dict[str, Any] | None = None
@@ -178,23 +180,25 @@ class Proxy:
             exchange.body = await _read_body(receive, proxy.max_body_bytes, proxy.stream_idle_s)
         except _ClientGoneError:
             return
+        except asyncio.CancelledError:
+            await exchange.break_off(_STOPPED)
+            return
         except _RefusedError as refusal:
             await exchange.refuse(refusal.status, str(refusal), refusal.kind)
             return
         job = asyncio.ensure_future(self._serve(exchange))
         watch = asyncio.ensure_future(_until_gone(receive))
-        stopped = False
         try:
             await asyncio.wait((job, watch), return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:  # the server ends, and its patience with it
-            stopped = not watch.done() and not job.done()
+            exchange.stopped = not watch.done() and not job.done()
         gone = exchange.gone = watch.done() or not job.done()
         watch.cancel()
         if not job.done():
             job.cancel()
         await asyncio.gather(job, watch, return_exceptions=True)
-        if stopped:
-            await exchange.break_off("the router was stopped")
+        if exchange.stopped:
+            await exchange.break_off(_STOPPED)
         elif not gone:
             job.result()
 
@@ -206,7 +210,7 @@ class Proxy:
             exchange.outcome, exchange.fault = "refused", str(refusal)
             await exchange.refuse(refusal.status, str(refusal), refusal.kind)
         except asyncio.CancelledError:
-            exchange.outcome = "client-gone"
+            exchange.outcome = "router-stopped" if exchange.stopped else "client-gone"
             raise
         finally:
             try:
@@ -224,7 +228,7 @@ class Proxy:
         name = body.get("model")
         served = self._router.config.model_of(name if isinstance(name, str) else None)
         if served is None:
-            raise _RefusedError(404, f"the model {name!r} does not exist", "NotFoundError")
+            raise _RefusedError(404, self._router.config.no_such_model(name), "NotFoundError")
         survey = await self._router.survey(*served, body, len(exchange.body), path=exchange.path)
         self._metrics.deciding.observe(survey.seconds)
         if survey.plan.unhashed is not None:
