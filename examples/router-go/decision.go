@@ -23,8 +23,8 @@ type Policy struct {
 	DegradedTrust float64 `json:"degraded_trust"`
 	// OverheadTokens is the work of a request with nothing to compute.
 	OverheadTokens float64 `json:"overhead_tokens"`
-	// RecentWeight is how much of the work that an engine was sent lately, beyond the least busy one's, counts against
-	// its match.
+	// RecentWeight is how much of the work that an engine was sent lately, beyond 1.25 times the least busy one's, counts
+	// against its match.
 	RecentWeight float64 `json:"recent_weight"`
 	// TieShare and TieTokens: costs are equal within this share of the least, or this much work.
 	TieShare  float64 `json:"tie_share"`
@@ -35,6 +35,9 @@ type Policy struct {
 func DefaultPolicy() Policy {
 	return Policy{DegradedTrust: 0.5, OverheadTokens: 32, RecentWeight: 0.2, TieShare: 0.02, TieTokens: 8}
 }
+
+// even: up to so many times as busy as the least busy engine is as busy.
+const even = 1.25
 
 func (p Policy) trust(knowledge Knowledge) float64 {
 	switch knowledge {
@@ -83,7 +86,7 @@ func Decide(promptTokens int, candidates []Candidate, policy Policy, draw func(i
 	for i, candidate := range candidates {
 		counted := policy.trust(candidate.Knowledge) * float64(min(candidate.MatchedTokens, promptTokens))
 		uncached := float64(promptTokens) - counted
-		ahead := max(0, candidate.RecentTokens-idlest*candidate.Speed)
+		ahead := max(0, candidate.RecentTokens-even*idlest*candidate.Speed)
 		spread := min(policy.RecentWeight*ahead, counted)
 		work := uncached + candidate.QueuedTokens + spread + policy.OverheadTokens
 		scored[i] = Scored{candidate, uncached, work / candidate.Speed}

@@ -125,12 +125,13 @@ def test_a_prefix_of_many_requests_is_spread() -> None:
         return [one.cost for one in sorted(decision.scored, key=lambda one: one.candidate.engine)]
 
     assert costs(1000, 1000) == [100, 500]  # as busy as each other
-    assert costs(2000, 1000) == [300, 500]
+    assert costs(1250, 1000) == [100, 500]  # chance
+    assert costs(2000, 1000) == [250, 500]
     assert costs(10**6, 0) == [500, 500]  # never worse than holding nothing
     assert costs(10**6, 0, matched=0) == [500, 500]
     assert costs(10**6, 0, knowledge=Knowledge.UNKNOWN) == [500, 500]
     assert costs(10**6, 0, knowledge=Knowledge.DEGRADED) == [500, 500]
-    assert costs(2000, 1000, speed=2.0) == [50, 500]  # twice as fast: as busy as the other
+    assert costs(2500, 1000, speed=2.0) == [50, 500]  # twice as fast: as busy as the other
     assert costs(0, 1000) == [100, 500]
 
 

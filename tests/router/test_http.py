@@ -141,6 +141,15 @@ def test_fields_of_one_connection_end_there() -> None:
         assert not {"x-secret", "te", "upgrade", "connection"} & set(got)
 
 
+def test_compressed_bodies_are_refused_as_such() -> None:
+    """No engine reads one, and the router does not say that it is no JSON."""
+    with one_engine() as (engine, running):
+        body = gzip.compress(BODY)
+        answer = running.client.post("/v1/completions", content=body, headers={"Content-Encoding": "gzip"})
+        assert (answer.status_code, "compressed (gzip)" in answer.text) == (415, True)
+        assert engine.requests == []
+
+
 def test_a_body_that_stops_is_not_waited_for() -> None:
     """A client that promises more than it sends is told so, and its connection is closed."""
     with one_engine(proxy=ProxyConfig(stream_idle_s=0.2)) as (engine, running):

@@ -567,6 +567,26 @@ def test_other_template_of_an_engine_is_said(caplog: pytest.LogCaptureFixture, t
     assert numbers == [(200, 200), (200, 203), (200, 203)]
 
 
+def test_endpoints_of_another_engine_are_told_by_what_does_not_come_true(
+    publishers: list[Publisher], caplog: pytest.LogCaptureFixture
+) -> None:
+    """An engine that reports none of the cached tokens that its events promise is said, once; one that does is not."""
+
+    async def answer(writer: Any, body: dict[str, Any]) -> None:
+        said = {"prompt_tokens": len(body["prompt"]), "prompt_tokens_details": {"cached_tokens": body["say"]}}
+        whole(writer, 200, json.dumps({"usage": said}).encode())
+
+    with stubs(answer) as served, router([Named(publishers[0].engine("swapped", served[0].url))]) as running:
+        publishers[0].store(SETTINGS.hasher(), PROMPT)
+        wait_for(lambda: running.where(PROMPT)["matched_tokens"] == {"swapped": 192}, "the blocks")
+        for say, times in ((192, 25), (0, 40), (192, 20)):
+            for _ in range(times):
+                assert running.complete(PROMPT, say=say).status_code == 200
+    said = [record.getMessage() for record in caplog.records if "promise" in record.getMessage()]
+    assert len(said) == 1
+    assert said[0].startswith("engine swapped reports 2")
+
+
 def running_pair(running: RunningRouter) -> set[str]:
     """Return the names of the engines that are routed to."""
     return set(running.client.get("/debug/residency").json()["engines"])

@@ -21,13 +21,17 @@ pub struct Policy {
     pub degraded_trust: f64,
     /// The work of a request with nothing to compute, in tokens.
     pub overhead_tokens: f64,
-    /// How much of the work that an engine was sent lately, beyond the least busy one's, counts against its match.
+    /// How much of the work that an engine was sent lately, beyond 1.25 times the least busy one's, counts against its
+    /// match.
     pub recent_weight: f64,
     /// Costs within this share of the least are equal.
     pub tie_share: f64,
     /// Costs within this much work of the least are equal, in tokens.
     pub tie_tokens: f64,
 }
+
+/// Up to so many times as busy as the least busy engine is as busy.
+const EVEN: f64 = 1.25;
 
 impl Default for Policy {
     fn default() -> Self {
@@ -105,7 +109,7 @@ pub fn decide(
 fn score(prompt_tokens: u64, candidate: &Candidate, policy: &Policy, idlest: f64) -> Scored {
     let counted = policy.trust(candidate.knowledge) * candidate.matched_tokens.min(prompt_tokens) as f64;
     let uncached = prompt_tokens as f64 - counted;
-    let ahead = (candidate.recent_tokens - idlest * candidate.speed).max(0.0);
+    let ahead = (candidate.recent_tokens - EVEN * idlest * candidate.speed).max(0.0);
     let spread = (policy.recent_weight * ahead).min(counted);
     let work = uncached + candidate.queued_tokens + spread + policy.overhead_tokens;
     Scored { candidate: candidate.clone(), uncached_tokens: uncached, cost: work / candidate.speed }

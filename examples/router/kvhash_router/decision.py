@@ -3,7 +3,7 @@
 The cost of an engine is the estimated time until the request's first token, in tokens of work over tokens a second::
 
     uncached(e) = prompt tokens - trust(e) * matched tokens(e)
-    ahead(e)    = recent tokens(e) - those of the least busy engine
+    ahead(e)    = recent tokens(e) - 1.25 * those of the least busy engine for its speed
     spread(e)   = the smaller of recent_weight * ahead(e) and trust(e) * matched tokens(e)
     cost(e)     = (uncached(e) + queued tokens(e) + spread(e) + overhead) / speed(e)
 
@@ -30,6 +30,9 @@ import msgspec
 
 __all__ = ["Basis", "Candidate", "Decision", "Knowledge", "Policy", "Scored", "decide"]
 
+#: Up to so many times as busy as the least busy engine is as busy: no session is moved for chance.
+_EVEN = 1.25
+
 
 class Knowledge(str, Enum):
     """What is known of an engine's cache."""
@@ -54,8 +57,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ``strategy``: ``"prefix"`` is all of it, ``"load"`` leaves prefixes out, ``"round-robin"`` takes engines in turn
     (to compare with). ``degraded_trust``: the share of a match that counts after a loss. ``overhead_tokens``: the work
     of a request with nothing to compute. ``output_weight``: the work of one token to generate, in prompt tokens.
-    ``recent_weight``: how much of the work that an engine was sent lately, beyond the least busy one's, counts against
-    its match.
+    ``recent_weight``: how much of the work that an engine was sent lately, beyond 1.25 times the least busy one's,
+    counts against its match.
     Costs are equal within ``tie_share`` of the least, or ``tie_tokens`` of work.
     """
 
@@ -153,7 +156,7 @@ def decide(
 def _score(prompt_tokens: int, candidate: Candidate, policy: Policy, idlest: float) -> Scored:
     counted = policy.trust(candidate.knowledge) * min(candidate.matched_tokens, prompt_tokens)
     uncached = prompt_tokens - counted
-    ahead = max(0.0, candidate.recent_tokens - idlest * candidate.speed)
+    ahead = max(0.0, candidate.recent_tokens - _EVEN * idlest * candidate.speed)
     spread = min(policy.recent_weight * ahead, counted)
     work = uncached + candidate.queued_tokens + spread + policy.overhead_tokens
     return Scored(candidate=candidate, uncached_tokens=uncached, cost=work / candidate.speed)

@@ -25,6 +25,7 @@ from yarl import URL
 
 from .decision import Decision, Scored
 from .decision_log import DecisionLog, prompt_json
+from .doubts import Predictions
 from .fleet import Ticket
 from .health import HealthChecker, is_own_fault
 from .metrics import RouterMetrics
@@ -158,6 +159,7 @@ class Proxy:
         self._health = health
         self._log = log
         self._told: set[str] = set()
+        self._predictions = Predictions()
         if log is not None:
             log.on_drop = metrics.log_dropped.inc
 
@@ -219,6 +221,11 @@ class Proxy:
                 _log.exception("the request %s could not be accounted for", exchange.request_id)
 
     async def _survey(self, exchange: _Exchange) -> Survey:
+        coding = next((value for name, value in exchange.headers if name == "content-encoding"), "identity")
+        if coding.lower() != "identity":
+            raise _RefusedError(
+                415, f"the body is compressed ({coding:.20}), which is not read", "BadRequestError"
+            )
         try:
             body = json.loads(exchange.body)
         except (ValueError, RecursionError) as error:
@@ -432,6 +439,10 @@ class Proxy:
         cached, counted = _cached_tokens(usage), _count(usage.get("prompt_tokens"))
         if survey.plan.prompts and counted is not None and counted != survey.plan.prompt_tokens:
             self._say_other_prompt(survey.plan, engine, counted)
+        predicted = decision.chosen.candidate.matched_tokens
+        doubt = self._predictions.saw(engine, predicted=predicted, reported=cached)
+        if doubt is not None:
+            _log.warning("%s", doubt)
         if cached:
             self._metrics.cached_tokens.labels(engine).inc(cached)
         if self._log is not None:
