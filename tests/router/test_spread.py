@@ -7,7 +7,10 @@ import pytest
 from .simulation import SPEED, simulate
 
 
-@pytest.mark.parametrize(("seed", "think_s"), [(0, 1.5), (1, 8.0), (2, 0.4)])
+@pytest.mark.parametrize(
+    ("seed", "think_s"),
+    [(0, 1.5), pytest.param(1, 8.0, marks=pytest.mark.long), pytest.param(2, 0.4, marks=pytest.mark.long)],
+)
 def test_equal_engines_share_chats_of_one_system_prompt(
     monkeypatch: pytest.MonkeyPatch, seed: int, think_s: float
 ) -> None:
