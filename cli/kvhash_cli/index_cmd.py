@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from kvhash import InvalidRequestError, UsageError
 from kvhash.block_size import check_block_size
@@ -31,6 +32,7 @@ from .stream import follow_options, lora_paths, notice_text, quiet_interrupt, re
 __all__ = ["index"]
 
 _PREFIXES = 10
+_SETTINGS = ("vllm", "algorithm", "hash_seed", "lookahead", "decode_context_parallel_size")
 
 
 @click.command()
@@ -72,6 +74,9 @@ def index(output: str, query: str | None, max_blocks: int | None, prefixes: int,
     prompt = None if query is None else _prompt(query)
     if prompt is not None:
         _hashes(prompt, options, 16)  # bad settings are said before the stream is read
+        _say_overridden(prompt, options)
+        # The engines' events judge the settings that the prompt is hashed by, whoever said them.
+        options |= {name: prompt[name] for name in _SETTINGS if name in prompt}
     feed = _Feed(ResidencyIndex(max_blocks=max_blocks), options, verify=prompt is not None)
     if all(files):
         for record in _from_files(options["endpoints"]):
@@ -85,6 +90,7 @@ def index(output: str, query: str | None, max_blocks: int | None, prefixes: int,
         raise click.exceptions.Exit(EXIT_CONNECT)
     if prompt is not None:
         _say_other_sizes(feed, prompt)
+        _say_other_settings(feed, options)
     show = _print_json if output == "jsonl" else _print_text
     show(feed, prefixes, {} if prompt is None else _matches(feed, prompt, options))
 
@@ -126,9 +132,8 @@ class _Feed:
 
 
 def _settings(options: Mapping[str, Any], block_size: int) -> dict[str, Any]:
-    names = ("vllm", "algorithm", "hash_seed", "lookahead", "decode_context_parallel_size")
     paths = lora_paths(options["lora_paths"])
-    return {name: options[name] for name in names} | {"block_size": block_size, "lora_paths": paths}
+    return {name: options[name] for name in _SETTINGS} | {"block_size": block_size, "lora_paths": paths}
 
 
 # --- the prompt ---------------------------------------------------------------------------------------------
@@ -168,6 +173,30 @@ def _hashes(prompt: Mapping[str, Any], options: Mapping[str, Any], block_size: i
     settings.pop("lora_paths")
     request = HashRequest.of({**settings, **prompt})
     return request.chain().block_hashes
+
+
+def _say_overridden(prompt: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+    """Say which options that were given count for nothing, since the query says something else."""
+    context = click.get_current_context()
+    for name in _SETTINGS:
+        given = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if given and name in prompt and prompt[name] != options[name]:
+            flag = f"--{name.replace('_', '-')}"
+            click.echo(
+                f"the query's {name}, {prompt[name]!r:.100}, counts, not {flag} {options[name]}", err=True
+            )
+
+
+def _say_other_settings(feed: _Feed, options: Mapping[str, Any]) -> None:
+    """Say of which engines the published hashes are not what the query's settings give: then nothing can match."""
+    said = ", ".join(f"{name} {options[name]!r}" for name in _SETTINGS[:3])
+    for engine in feed.index.engines():
+        if "hash-mismatch" in feed.index.knowledge(engine).reasons:
+            click.echo(
+                f"{engine}: it does not hash by {said}: nothing can match; `kvevents verify` checks settings, "
+                "`kvhash identify` finds them",
+                err=True,
+            )
 
 
 def _say_other_sizes(feed: _Feed, prompt: Mapping[str, Any]) -> None:

@@ -23,6 +23,9 @@ type Policy struct {
 	DegradedTrust float64 `json:"degraded_trust"`
 	// OverheadTokens is the work of a request with nothing to compute.
 	OverheadTokens float64 `json:"overhead_tokens"`
+	// RecentWeight is how much of the work that an engine was sent lately, beyond 1.25 times the least busy one's, counts
+	// against its match.
+	RecentWeight float64 `json:"recent_weight"`
 	// TieShare and TieTokens: costs are equal within this share of the least, or this much work.
 	TieShare  float64 `json:"tie_share"`
 	TieTokens float64 `json:"tie_tokens"`
@@ -30,8 +33,11 @@ type Policy struct {
 
 // DefaultPolicy returns kvhash-router's defaults.
 func DefaultPolicy() Policy {
-	return Policy{DegradedTrust: 0.5, OverheadTokens: 32, TieShare: 0.02, TieTokens: 8}
+	return Policy{DegradedTrust: 0.5, OverheadTokens: 32, RecentWeight: 0.2, TieShare: 0.02, TieTokens: 8}
 }
+
+// even: up to so many times as busy as the least busy engine is as busy.
+const even = 1.25
 
 func (p Policy) trust(knowledge Knowledge) float64 {
 	switch knowledge {
@@ -51,6 +57,8 @@ type Candidate struct {
 	Knowledge     Knowledge `json:"knowledge"`
 	// QueuedTokens is work that it has and has not done.
 	QueuedTokens float64 `json:"queued_tokens"`
+	// RecentTokens is work that it was sent lately, done or not; kvhash-router lets half of it fade in 10 s.
+	RecentTokens float64 `json:"recent_tokens"`
 	// Speed is in tokens a second.
 	Speed float64 `json:"speed"`
 }
@@ -64,17 +72,23 @@ type Scored struct {
 
 // Decide returns the candidates with their costs, the chosen one first; none for none. Pure: draw(n), which gives an
 // integer from 0 to n - 1, is called only where there are equals. Two of them are drawn and the one with less queued
-// work for its speed is chosen.
+// work for its speed is chosen, or less recent work where that is the same.
 func Decide(promptTokens int, candidates []Candidate, policy Policy, draw func(int) int) []Scored {
 	if len(candidates) == 0 {
 		return nil
 	}
+	idlest := math.Inf(1)
+	for _, candidate := range candidates {
+		idlest = min(idlest, candidate.RecentTokens/candidate.Speed)
+	}
 	scored := make([]Scored, len(candidates))
 	least := 0
 	for i, candidate := range candidates {
-		matched := min(candidate.MatchedTokens, promptTokens)
-		uncached := float64(promptTokens) - policy.trust(candidate.Knowledge)*float64(matched)
-		work := uncached + candidate.QueuedTokens + policy.OverheadTokens
+		counted := policy.trust(candidate.Knowledge) * float64(min(candidate.MatchedTokens, promptTokens))
+		uncached := float64(promptTokens) - counted
+		ahead := max(0, candidate.RecentTokens-even*idlest*candidate.Speed)
+		spread := min(policy.RecentWeight*ahead, counted)
+		work := uncached + candidate.QueuedTokens + spread + policy.OverheadTokens
 		scored[i] = Scored{candidate, uncached, work / candidate.Speed}
 		if scored[i].Cost < scored[least].Cost {
 			least = i
@@ -108,10 +122,12 @@ func ofTwo(scored []Scored, equals []int, draw func(int) int) int {
 	if second >= first {
 		second++
 	}
-	load := func(i int) float64 {
-		return scored[equals[i]].Candidate.QueuedTokens / scored[equals[i]].Candidate.Speed
+	load := func(i int) (queued, recent float64) {
+		candidate := scored[equals[i]].Candidate
+		return candidate.QueuedTokens / candidate.Speed, candidate.RecentTokens / candidate.Speed
 	}
-	if load(second) < load(first) {
+	queued, recent := load(first)
+	if other, otherRecent := load(second); other < queued || other == queued && otherRecent < recent {
 		return equals[second]
 	}
 	return equals[first]

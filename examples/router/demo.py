@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,12 @@ ROOT = HERE.parents[1]
 
 def main() -> int:
     """Run the demonstration; 0 when the second turns found what the first ones left."""
+    missing = [
+        name for name in ("aiohttp", "msgspec", "starlette", "uvicorn", "zmq") if find_spec(name) is None
+    ]
+    if missing:
+        print(f"{', '.join(missing)}: not installed; pip install . ./examples/router", file=sys.stderr)
+        return 2
     paths = [str(HERE), str(ROOT), str(ROOT / "sdk" / "python")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])}
     with contextlib.ExitStack() as stack:

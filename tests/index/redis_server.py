@@ -103,24 +103,25 @@ class RedisCluster:
             options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(folder)]
             command = [self._program, *options, "--cluster-enabled", "yes", "--appendonly", "yes"]
             self._processes.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
-        for node in self._nodes():
+        for node in self.nodes():
             wait_for(lambda: _answers(node), "a node of the cluster")  # noqa: B023 - called at once
 
-    def _nodes(self) -> list[redis.Redis]:
+    def nodes(self) -> list[redis.Redis]:
+        """Return a new client of each node."""
         return [redis.Redis(port=port, socket_timeout=10, retry=None) for port in self.ports]
 
     def _join(self) -> None:
-        for node, (low, high) in zip(self._nodes(), ((0, 5460), (5461, 10922), (10923, 16383)), strict=True):
+        for node, (low, high) in zip(self.nodes(), ((0, 5460), (5461, 10922), (10923, 16383)), strict=True):
             node.execute_command("CLUSTER", "ADDSLOTSRANGE", low, high)
         for port in self.ports[1:]:
-            self._nodes()[0].execute_command("CLUSTER", "MEET", "127.0.0.1", port)
+            self.nodes()[0].execute_command("CLUSTER", "MEET", "127.0.0.1", port)
         self.settle()
 
     def settle(self) -> None:
         """Wait until every node knows all of them and all slots are served."""
 
         def settled() -> bool:
-            infos = [node.execute_command("CLUSTER", "INFO") for node in self._nodes()]
+            infos = [node.execute_command("CLUSTER", "INFO") for node in self.nodes()]
             return all(b"cluster_state:ok" in info and b"known_nodes:3" in info for info in infos)
 
         wait_for(settled, "the cluster to be whole")

@@ -88,6 +88,29 @@ def test_a_query_of_another_block_size_is_said() -> None:
         assert "block_size" not in run(file, "--query", same, *settings)[1]
 
 
+def test_settings_of_a_query_that_are_not_the_engines_are_said() -> None:
+    """A query's own settings are judged by the engine's events; what counts for nothing is said."""
+    capture = json.loads((DATA / "captures" / "vllm-0.32.0-sha256_cbor.json").read_text())
+    file = str(DATA / "captures" / "vllm-0.32.0-sha256_cbor.json")
+    right = ["--vllm", "0.32.0", "--algorithm", "sha256_cbor"]
+    assert capture["hash_seed"] is None
+    for wrong, flag in (({"algorithm": "sha256"}, "--algorithm sha256_cbor"), ({"hash_seed": "7"}, None)):
+        out, err = run(file, "--query", json.dumps({"tokens": [1, 2, 3], **wrong}), *right)
+        assert "UNKNOWN (hash-mismatch)" in out
+        merged = {"vllm": "0.32.0", "algorithm": "sha256_cbor", "hash_seed": None} | wrong
+        said = ", ".join(f"{name} {value!r}" for name, value in merged.items())
+        assert f"{file}: it does not hash by {said}: nothing can match" in err
+        overridden = [line for line in err.splitlines() if "counts, not" in line]
+        assert overridden == ([f"the query's algorithm, 'sha256', counts, not {flag}"] if flag else [])
+    # What the query alone says is enough, and what agrees needs no word.
+    own = {"tokens": [1], "vllm": "0.32.0", "algorithm": "sha256_cbor", "hash_seed": None}
+    for settings in ([], right):
+        out, err = run(file, "--query", json.dumps(own), *settings)
+        assert "EXACT" in out
+        assert "hash by" not in err + out
+        assert "counts" not in err
+
+
 def test_a_live_engine() -> None:
     """Followed over sockets from its first batch: tiers apart, the hottest prefix, the prompt found."""
     hashes = HASHER.hash_tokens(TOKENS)

@@ -15,6 +15,17 @@ from .running import engines, wait_for
 
 __all__ = ["Ask", "assert_follows_real_engines", "running"]
 
+#: What changes an engine's hashes or tokens, and is not evaluated by a program that is given token ids.
+ENGINE_ONLY: dict[str, Any] = {
+    "multimodal": [{"identifier": "a", "offset": 0, "length": 2}],
+    "prompt_embeds": "AAAA",
+    "mm_processor_kwargs": {"num_crops": 4},
+    "media_io_kwargs": {"video": {}},
+    "truncate_prompt_tokens": 8,
+    "reasoning_effort": "low",
+    "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}],
+}
+
 #: Asks where tokens should go, with further fields of the question; returns the answer.
 Ask = Callable[..., dict[str, Any]]
 
@@ -67,6 +78,8 @@ def assert_follows_real_engines(program: Path, dashes: str) -> None:
             assert ask(late)["engine"] == "e1"
             assert ask(late, queued={"e1": 1000.0})["engine"] == "e0"
             assert "error" in ask("x")
+            for field, value in ENGINE_ONLY.items():
+                assert field in ask(early, **{field: value})["error"]
             started[1].kill()
             started[1].restart()
 

@@ -264,18 +264,18 @@ def stubs(*behaviours: Callable[[asyncio.StreamWriter, dict[str, Any]], Any]) ->
             stub.close()
 
 
-def router_process(served: list[EngineProcess], *options: str) -> subprocess.Popen[str]:
-    """Start the router's command in front of `served`; the last word of its first line on stderr is its address."""
-    flags = [
-        "--port",
-        "0",
-        "--model",
-        "demo",
-        "--hash-seed",
-        "0",
-        "--prefix-caching-hash-algo",
-        "sha256_cbor",
-    ]
+def router_process(
+    served: list[EngineProcess], *options: str, config: Path | None = None
+) -> subprocess.Popen[str]:
+    """Start the router's command in front of `served`; the last word of its first line on stderr is its address.
+
+    `config`: the file that says all, in the place of flags.
+    """
+    flags = ["--port", "0"]
+    if config is None:
+        flags += ["--model", "demo", "--hash-seed", "0", "--prefix-caching-hash-algo", "sha256_cbor"]
+    else:
+        flags += ["--config", str(config)]
     for one in served:
         flags += ["--engine", f"{one.url},events={one.events},replay={one.replay},name={one.name}"]
     return subprocess.Popen(

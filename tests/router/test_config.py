@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -21,10 +23,14 @@ from kvhash_router.config import (
     ConfigError,
     EngineConfig,
     HashSettings,
+    HealthConfig,
     ModelConfig,
+    ProxyConfig,
     RouterConfig,
     parse_engine_flag,
 )
+from kvhash_router.decision import Policy
+from kvhash_router.metrics import RouterMetrics
 from kvhash_router.prompts import PromptHasher
 from kvhash_router.sse import EventCutter, usage_in
 
@@ -44,6 +50,26 @@ ENGINE: dict[str, Any] = {"url": "http://127.0.0.1:1"}
             "expected one of: m - at $.engines[0].model",
         ),
         ({"models": MODELS, "engines": [ENGINE, ENGINE]}, "two engines are named '127.0.0.1:1'"),
+        (
+            {
+                "models": MODELS,
+                "engines": [{**ENGINE, "name": "a"}, {"url": "http://127.0.0.1:1/", "name": "b"}],
+            },
+            "engine 'a' has http://127.0.0.1:1 already - at $.engines[1].url",
+        ),
+        *(
+            (
+                {
+                    "models": MODELS,
+                    "engines": [
+                        {**ENGINE, "events": "tcp://h:5", "replay": "tcp://h:9", "ranks": 2},
+                        {"url": "http://h:2", "events": "tcp://i:5", **taken},
+                    ],
+                },
+                f"already - at $.engines[1].{next(iter(taken))}",
+            )
+            for taken in ({"events": "tcp://h:6"}, {"replay": "tcp://h:10"}, {"replay": "tcp://h:5"})
+        ),
         ({"models": MODELS, "engines": [{**ENGINE, "events": "tcp://*:5557"}]}, "$.engines[0]"),
         (
             {"models": MODELS, "engines": [{**ENGINE, "replay": "tcp://127.0.0.1:1"}]},
@@ -87,7 +113,27 @@ ENGINE: dict[str, Any] = {"url": "http://127.0.0.1:1"}
         ({"models": MODELS, "max_blocks": 0}, "$.max_blocks"),
         *(
             ({"models": MODELS, "index": index}, "$.index")
-            for index in ("http://x", "", "redis", "redis://h:abc", "redis://h?db=x")
+            for index in (
+                "http://x",
+                "",
+                "redis",
+                "redis://h:abc",
+                "redis://h?db=x",
+                "redis://h?foo=1",
+                "redis://h?decode_responses=1",
+                [],
+            )
+        ),
+        *(
+            ({"models": MODELS, "index": ["redis://h", index]}, "$.index[1]")
+            for index in (
+                "http://x",
+                "unix:///s",
+                "redis://i/1",
+                "rediss://i",
+                "redis://u:p@i",
+                "redis://h:abc",
+            )
         ),
     ],
 )
@@ -116,6 +162,16 @@ def test_names_are_filled_in_and_requests_find_their_model() -> None:
     assert config.model_of("sql") == ("m", "sql")
     assert config.model_of(None) == ("m", None)
     assert config.model_of("x") is None
+
+
+def test_one_address_is_a_server_and_a_list_a_cluster() -> None:
+    """A file's text or list, and one flag or several, name the same; no message repeats a password."""
+    for index in (None, "redis://h/1", "unix:///s", ("redis://h",), ("redis://u:p@h", "redis://u:p@i:7/0")):
+        assert RouterConfig(models={"m": ModelConfig()}, index=index).checked().index == index
+    for index in ("http://u:secret@h", ("redis://h", "x://u:secret@h"), ("redis://h", "redis://:secret@i")):
+        with pytest.raises(ConfigError) as caught:
+            RouterConfig(models={"m": ModelConfig()}, index=index).checked()
+        assert "secret" not in str(caught.value)
 
 
 def test_seeds_that_an_environment_can_have() -> None:
@@ -271,6 +327,7 @@ def test_usage_is_read_from_the_last_event_that_has_one() -> None:
         ("--engine", "http://h:1", "--lora", "x"),
         ("--engine", "http://h:1", "--tokenizer", "/nonexistent"),
         ("--engine", "http://h:1", "--index", "mongodb://x"),
+        ("--engine", "http://h:1", "--index", "redis://a", "--index", "redis://b/1"),
         ("--engine", "http://h:1", "--decision-log", "/nonexistent/log"),
         ("--engine", "http://h:1", "--host", "203.0.113.1"),
         ("--port", "x"),
@@ -323,6 +380,20 @@ def test_names_that_no_file_can_have_are_refused(field: str) -> None:
     with pytest.raises(ConfigError) as caught:
         PromptHasher("m", ModelConfig(hash=HashSettings(hash_seed="0"), **{field: "a\0b"}))
     assert caught.value.at == f"$.models.m.{field}"
+
+
+def test_metrics_and_options_are_documented() -> None:
+    """Every metric, and every field of the configuration that stands in the documentation, is the program's."""
+    text = (ROOT / "docs" / "router.md").read_text()
+    names = {metric.name for metric in RouterMetrics().registry.collect()}
+    counters = {metric.name for metric in RouterMetrics().registry.collect() if metric.type == "counter"}
+    documented = set(re.findall(r"`(kvhash_router_\w+)`", text))
+    assert documented == {f"{name}_total" if name in counters else name for name in names}
+    example = re.search(r"```json\n(.*?)```", text, re.DOTALL)
+    assert example is not None
+    config = msgspec.json.decode(example[1], type=RouterConfig).checked()
+    assert config.policy == Policy()
+    assert (config.health, config.proxy) == (HealthConfig(), ProxyConfig())
 
 
 def test_demonstration_runs() -> None:

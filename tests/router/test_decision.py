@@ -88,6 +88,18 @@ def test_equals_are_drawn_and_the_less_loaded_of_two_wins() -> None:
     assert counts["a"] < 2000 * 0.6  # and the least loaded does not get everything
 
 
+def test_idle_equals_take_turns() -> None:
+    """Where neither of the two drawn has anything queued, the one that was sent less lately gets the request."""
+    policy = Policy(tie_share=0.5)
+    engines = [
+        Candidate(engine="a", recent_tokens=9, speed=3.0),
+        Candidate(engine="b", recent_tokens=2, speed=3.0),
+    ]
+    for first in (0, 1):
+        draws = iter((first, 0))
+        assert chosen(10, *engines, policy=policy, draw=lambda _, d=draws: next(d)).engine == "b"
+
+
 def test_nothing_to_choose_from() -> None:
     """No candidate, no decision; one candidate is it, whatever it costs."""
     assert decide(10, [], policy=POLICY, draw=never) is None
@@ -99,6 +111,28 @@ def test_a_match_is_never_more_than_the_prompt() -> None:
     """An index that says more than there is does not make a cost negative."""
     decision = chosen(100, Candidate(engine="a", matched_tokens=1000))
     assert decision.chosen.uncached_tokens == 0
+
+
+def test_a_prefix_of_many_requests_is_spread() -> None:
+    """What an engine was sent lately, beyond the least busy one, counts against its match, and against no more."""
+    policy = Policy(overhead_tokens=0.0, tie_share=0.0, tie_tokens=0.0, recent_weight=0.2)
+
+    def costs(*recent: float, matched: int = 400, **fields: Any) -> list[float]:
+        holder = Candidate(engine="holder", matched_tokens=matched, recent_tokens=recent[0], **fields)
+        decision = chosen(
+            500, holder, Candidate(engine="idle", recent_tokens=recent[1]), policy=policy, draw=lambda _: 0
+        )
+        return [one.cost for one in sorted(decision.scored, key=lambda one: one.candidate.engine)]
+
+    assert costs(1000, 1000) == [100, 500]  # as busy as each other
+    assert costs(1250, 1000) == [100, 500]  # chance
+    assert costs(2000, 1000) == [250, 500]
+    assert costs(10**6, 0) == [500, 500]  # never worse than holding nothing
+    assert costs(10**6, 0, matched=0) == [500, 500]
+    assert costs(10**6, 0, knowledge=Knowledge.UNKNOWN) == [500, 500]
+    assert costs(10**6, 0, knowledge=Knowledge.DEGRADED) == [500, 500]
+    assert costs(2500, 1000, speed=2.0) == [50, 500]  # twice as fast: as busy as the other
+    assert costs(0, 1000) == [100, 500]
 
 
 def test_other_strategies() -> None:
@@ -120,6 +154,7 @@ def test_other_strategies() -> None:
             matched_tokens=st.integers(0, 10_000),
             knowledge=st.sampled_from(Knowledge),
             queued_tokens=st.floats(0, 1e6),
+            recent_tokens=st.floats(0, 1e9),
             speed=st.floats(1, 1e6),
         ),
         min_size=1,

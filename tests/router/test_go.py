@@ -46,6 +46,7 @@ def _cases() -> list[dict[str, Any]]:
         policy = Policy(
             degraded_trust=generator.choice((0.0, 0.5, 1.0)),
             overhead_tokens=generator.choice((0.0, 32.0)),
+            recent_weight=generator.choice((0.0, 0.2)),
             tie_share=generator.choice((0.0, 0.02, 0.5)),
             tie_tokens=generator.choice((0.0, 8.0)),
         )
@@ -55,6 +56,7 @@ def _cases() -> list[dict[str, Any]]:
                 matched_tokens=generator.choice((0, 16 * generator.randrange(400))),
                 knowledge=generator.choice(list(Knowledge)),
                 queued_tokens=generator.choice((0.0, float(generator.randrange(3000)))),
+                recent_tokens=generator.choice((0.0, float(generator.randrange(20_000)))),
                 speed=generator.choice((1000.0, 3000.0)),
             )
             for i in range(generator.randrange(1, 6))
@@ -62,7 +64,7 @@ def _cases() -> list[dict[str, Any]]:
         draws = [generator.randrange(60), generator.randrange(60)]
         decision = decide(prompt, candidates, policy=policy, draw=_of(draws))
         assert decision is not None
-        weights = ("degraded_trust", "overhead_tokens", "tie_share", "tie_tokens")
+        weights = ("degraded_trust", "overhead_tokens", "recent_weight", "tie_share", "tie_tokens")
         cases.append(
             {
                 "prompt_tokens": prompt,

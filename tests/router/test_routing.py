@@ -13,13 +13,18 @@ from typing import Any
 import msgspec
 import pytest
 from kvhash_router.config import AdapterConfig, EngineConfig, HashSettings, ModelConfig, RouterConfig
-from kvhash_router.decision_log import DecisionLog
+from kvhash_router.decision_log import DecisionLog, prompt_json
+from kvhash_router.prompts import PromptHasher
 
 import kvhash.events.publisher
 from kvhash import BlockHasher
-from kvhash.events.schema import BlockStored, EventBatch
+from kvhash.diff import diff_requests
+from kvhash.events.decode import decode_batch
+from kvhash.events.schema import BlockStored, EventBatch, hash_key
 from kvhash.prompt import Tokenizer
+from kvhash.request import HashRequest
 
+from ..data_files import CAPTURES, capture
 from ..ports import free_base
 from .running import (
     EngineProcess,
@@ -161,10 +166,13 @@ class Publisher:
             endpoint, "tcp://127.0.0.1:*" if replay else None, bind=True
         )
 
-    def engine(self, name: str, url: str = "http://127.0.0.1:9") -> EngineConfig:
-        """Return the engine's configuration."""
+    def engine(self, name: str, url: str = "") -> EngineConfig:
+        """Return the engine's configuration; without a URL nothing answers its requests."""
         return EngineConfig(
-            url=url, name=name, events=self._publisher.endpoint, replay=self._publisher.replay_endpoint
+            url=url or f"http://127.0.0.1:9/{name}",
+            name=name,
+            events=self._publisher.endpoint,
+            replay=self._publisher.replay_endpoint,
         )
 
     def store(
@@ -266,6 +274,94 @@ def test_chat_is_hashed_as_the_template_renders_it(
         image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}
         assert ask(messages=[image])["unhashed"].startswith("invalid-request: only text parts")
         assert ask(messages=[image])["basis"] == "load"
+
+
+@pytest.mark.parametrize("name", CAPTURES)
+def test_prompts_are_hashed_as_a_recorded_vllm_hashed_them(name: str) -> None:
+    """Every full block of every request that a real server got, by its body alone, is one that the server published."""
+    recorded = capture(name)
+    settings = HashSettings(
+        vllm="0.32.0", algorithm=recorded["algo"], hash_seed=recorded["hash_seed"], block_size=32
+    )
+    config = ModelConfig(hash=settings, adapters={"sql": AdapterConfig(path="adapters/sql")})
+    hasher = PromptHasher("demo", config)
+    published = {
+        hash_key(value)
+        for _, _, payload in recorded["frames"]
+        for event in decode_batch(bytes.fromhex(payload)).events
+        if isinstance(event, BlockStored)
+        for value in event.block_hashes
+    }
+    blocks = 0
+    for request in recorded["requests"]:
+        if "prompt" in request:
+            body = {"prompt": request["prompt"], "cache_salt": request.get("cache_salt")}
+            adapter = "sql" if request.get("model") == "sql" else None
+            (prompt,) = hasher.plan(body, adapter, path="/v1/completions").prompts
+            assert {hash_key(value) for value in prompt.hashes} <= published
+            blocks += len(prompt.hashes)
+    assert blocks > 20
+
+
+def test_template_of_the_configuration_replaces_the_tokenizers(
+    tokenizer_folder: Path, tmp_path: Path
+) -> None:
+    """A chat is rendered by the file that the engines got, with a newline at its end or not; a request's own wins."""
+    template = "{% for message in messages %}[{{ message.role }}] {{ message.content }}{% endfor %}"
+    file = tmp_path / "chat.jinja"
+    file.write_text(template)
+    config = ModelConfig(hash=SETTINGS, tokenizer=str(tokenizer_folder), chat_template=str(file))
+    messages = [{"role": "user", "content": "the quick brown fox " * 20}]
+    expected = Tokenizer(tokenizer_folder).encode_chat(messages, chat_template=template).tokens
+    assert expected != Tokenizer(tokenizer_folder).encode_chat(messages).tokens
+    hasher = PromptHasher("demo", config)
+    (prompt,) = hasher.plan({"messages": messages}, None).prompts
+    assert prompt.request.tokens == expected
+    other = template.replace("[", "<")
+    (own,) = hasher.plan({"messages": messages, "chat_template": other}, None).prompts
+    assert own.request.tokens == Tokenizer(tokenizer_folder).encode_chat(messages, chat_template=other).tokens
+
+
+def test_each_model_has_its_engines(tmp_path: Path) -> None:
+    """Of several models a request goes to the engines of its own; without a name, or of another, it goes nowhere."""
+
+    async def answer(writer: Any, _: dict[str, Any]) -> None:
+        whole(writer, 200, b"{}")
+
+    file = tmp_path / "router.json"
+    file.write_text("{}")
+    with stubs(answer, answer) as served, router(served[:1], app={"config_file": file}) as running:
+        models = {
+            "a": {"hash": {"hash_seed": "0"}, "adapters": {"sql": {"path": "p"}}},
+            "b": {"hash": {"hash_seed": "0"}},
+            "c": {},
+        }
+        engines = [
+            {"url": one.url, "name": one.name, "model": model}
+            for one, model in zip(served, "ab", strict=True)
+        ]
+        file.write_text(json.dumps({"models": models, "engines": engines}))
+        wait_for(lambda: running_pair(running) == {"s0", "s1"}, "the models")
+        for model, status, engine in (
+            ("a", 200, "s0"),
+            ("sql", 200, "s0"),
+            ("b", 200, "s1"),
+            ("c", 503, None),
+            ("d", 404, None),
+            (None, 404, None),
+            ("", 404, None),
+        ):
+            said = running.complete(PROMPT, model=model)
+            if model is None:
+                assert said.json()["error"]["message"] == "expected the name of a model: a, sql, b, c"
+            assert (said.status_code, said.headers.get("x-kvhash-engine")) == (status, engine), model
+        cards = running.client.get("/v1/models").json()["data"]
+        assert [(card["id"], card["parent"]) for card in cards] == [
+            ("a", None),
+            ("sql", "a"),
+            ("b", None),
+            ("c", None),
+        ]
 
 
 def test_events_that_were_missed_leave_degraded_knowledge() -> None:
@@ -413,6 +509,82 @@ def test_kvhash_diff_explains_a_miss_from_the_log(
     else:
         assert "tokens" not in prompts[0]
         assert parted["reasons"][0]["code"] == "from-the-middle"
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"settings": {"hash_seed": "1"}}, "root"),
+        ({"settings": {"algorithm": "sha256"}}, "algorithm"),
+        ({"settings": {"block_size": 32}}, "block-size"),
+        ({"body": {"cache_salt": "t"}}, "cache-salt"),
+        ({"adapter": "sql"}, "lora-name"),
+        ({"adapter": "sql", "path": "/not/it", "both": {"adapter": "sql"}}, "lora-path"),
+        ({"body": {"prompt": [1, *PROMPT]}}, "leading-token"),
+        ({"body": {"prompt": [*PROMPT[:50], 7, *PROMPT[50:]]}}, "token"),
+    ],
+)
+def test_lines_of_the_log_say_what_was_wrong(changed: dict[str, Any], reason: str) -> None:
+    """Two request lines of the log, one of them with a setting that is not the engine's: the difference is named."""
+
+    def line(
+        *, settings: dict[str, Any] | None = None, body: dict[str, Any] | None = None, adapter: str | None = None,
+        path: str = "p", both: dict[str, Any] | None = None,
+    ) -> HashRequest:  # fmt: skip
+        del both
+        model = ModelConfig(
+            hash=msgspec.structs.replace(SETTINGS, **(settings or {})),
+            adapters={"sql": AdapterConfig(path=path)},
+        )
+        plan = PromptHasher("demo", model).plan({"prompt": PROMPT, **(body or {})}, adapter)
+        return HashRequest.of(prompt_json(plan.prompts[0], with_tokens=True))
+
+    found = diff_requests(line(**changed.get("both", {})), line(**changed))
+    assert not found.equal
+    assert found.reasons[0][0] == reason, found.reasons
+
+
+def test_other_template_of_an_engine_is_said(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    """An engine that counts other prompt tokens than were hashed makes other ones: counted, logged, and said once."""
+
+    async def answer(writer: Any, body: dict[str, Any]) -> None:
+        counted = len(body["prompt"]) + body.get("more", 0)
+        whole(writer, 200, b'{"usage":{"prompt_tokens":%d,"completion_tokens":1}}' % counted)
+
+    file = tmp_path / "log"
+    with stubs(answer) as served, router(served, app={"decision_log": DecisionLog(str(file))}) as running:
+        running.complete(PROMPT)
+        assert running.metric("kvhash_router_other_prompts_total") == 0
+        for _ in range(2):
+            running.complete(PROMPT, more=3)
+        running.complete(PROMPT, more=3, truncate_prompt_tokens=5)  # not hashed: nothing to compare with
+        assert running.metric('kvhash_router_other_prompts_total{engine="s0"}') == 2
+    said = [record.getMessage() for record in caplog.records if "were hashed" in record.message]
+    assert [text.partition(":")[0] for text in said] == [
+        "engine s0 counted 203 prompt tokens where 200 were hashed"
+    ]
+    numbers = [(one["prompt_tokens"], one["reported_prompt_tokens"]) for one in logged(file, 4)][:3]
+    assert numbers == [(200, 200), (200, 203), (200, 203)]
+
+
+def test_endpoints_of_another_engine_are_told_by_what_does_not_come_true(
+    publishers: list[Publisher], caplog: pytest.LogCaptureFixture
+) -> None:
+    """An engine that reports none of the cached tokens that its events promise is said, once; one that does is not."""
+
+    async def answer(writer: Any, body: dict[str, Any]) -> None:
+        said = {"prompt_tokens": len(body["prompt"]), "prompt_tokens_details": {"cached_tokens": body["say"]}}
+        whole(writer, 200, json.dumps({"usage": said}).encode())
+
+    with stubs(answer) as served, router([Named(publishers[0].engine("swapped", served[0].url))]) as running:
+        publishers[0].store(SETTINGS.hasher(), PROMPT)
+        wait_for(lambda: running.where(PROMPT)["matched_tokens"] == {"swapped": 192}, "the blocks")
+        for say, times in ((192, 25), (0, 40), (192, 20)):
+            for _ in range(times):
+                assert running.complete(PROMPT, say=say).status_code == 200
+    said = [record.getMessage() for record in caplog.records if "promise" in record.getMessage()]
+    assert len(said) == 1
+    assert said[0].startswith("engine swapped reports 2")
 
 
 def running_pair(running: RunningRouter) -> set[str]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import json
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import redis
 from kvhash_router.config import HealthConfig, RouterConfig
@@ -20,6 +22,7 @@ from kvhash.events.records import Batch
 from kvhash.events.schema import EventBatch
 from kvhash.index import EngineSettings
 
+from ..index.redis_server import RedisCluster
 from ..interop.toolchain import need
 from ..ports import free_base
 from .running import EngineProcess, RunningRouter, engines, router, wait_for
@@ -100,9 +103,20 @@ def test_every_method_says_when_the_store_is_away(store: Store) -> None:
     wait_for(lambda: shared.hold("a"), "the store to be asked again")
 
 
+def test_server_named_as_a_cluster_is_said(store: Store) -> None:
+    """A server that is no cluster's node does not pass for an empty store."""
+    with pytest.raises(StoreUnavailableError, match=r"[Cc]luster mode is not enabled"):
+        SharedStore([store.url]).hold("a")
+
+
 def shared(store: Store) -> RouterConfig:
     """Return a configuration that names the store."""
     return RouterConfig(models={}, index=store.url)
+
+
+def named(*urls: str) -> RouterConfig:
+    """Return a configuration that names a cluster, read as a file is."""
+    return msgspec.json.decode(json.dumps({"models": {}, "index": urls}), type=RouterConfig)
 
 
 def matched(running: RunningRouter, prompt: list[int]) -> dict[str, int]:
@@ -210,3 +224,44 @@ def test_store_that_loses_its_content_is_filled_while_nothing_happens(store: Sto
             store.client.delete(*keys)
         wait_for(lambda: matched(running, prompt) == {"e0": 192}, "the blocks again", seconds=10)
         wait_for(lambda: running.state("e0")["knowledge"] == "exact", "exact knowledge")
+
+
+def test_router_starts_before_its_cluster_is_there() -> None:
+    """Where no node of a cluster answers, the router starts and load decides."""
+    missing = named(f"redis://127.0.0.1:{free_base()}")
+    with engines(1) as started, router(started, residency=make_residency(missing)) as running:
+        assert running.complete([1, 2, 3]).status_code == 200
+        wait_for(lambda: running.state("e0")["reason"] == "store-unavailable", "the store to be asked")
+        assert running.where([1, 2, 3])["basis"] == "load"
+
+
+@pytest.mark.timeout(120)
+def test_cluster_is_named_by_its_nodes() -> None:
+    """Two routers share a cluster, found through a node that is there; emptied it is filled, stopped load decides."""
+    first = [10, *range(200)]
+    cluster = RedisCluster()
+    try:
+        urls = [f"redis://127.0.0.1:{port}" for port in cluster.ports]
+        wrong = SharedStore(urls[0])
+        with pytest.raises(StoreUnavailableError, match="it is a node of a cluster"):
+            _ = [wrong.hold(name) for name in "abcdefgh"]
+        absent = f"redis://127.0.0.1:{free_base()}"
+        with (
+            engines(2) as started,
+            router(started, residency=make_residency(named(absent, urls[0]))) as one,
+            router(started, residency=make_residency(named(*urls))) as two,
+        ):
+            engine = one.complete(first).headers["x-kvhash-engine"]
+            for running in (one, two):
+                wait_for(lambda running=running: matched(running, first)[engine] == 192, "both to know")
+            wait_for(lambda: one.state(engine)["knowledge"] == "exact", "exact knowledge")
+            assert sum(node.dbsize() > 0 for node in cluster.nodes()) > 1, "all on one node"
+            for node in cluster.nodes():
+                node.flushall()
+            for running in (one, two):
+                wait_for(lambda running=running: matched(running, first)[engine] == 192, "it to be filled")
+            cluster.stop()
+            assert two.complete(first).status_code == 200
+            assert two.where(first)["basis"] == "load"
+    finally:
+        cluster.close()

@@ -9,6 +9,7 @@
 //!     matched_tokens,
 //!     knowledge: Knowledge::Exact,
 //!     queued_tokens: 0.0,
+//!     recent_tokens: 0.0,
 //!     speed: 10_000.0,
 //! };
 //! let scored = decide(1_000, &[engine("a", 0), engine("b", 960)], &Policy::default(), &mut |_| 0);

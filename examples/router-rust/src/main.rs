@@ -1,7 +1,7 @@
 //! `kvhash-route` follows engines and answers where each prompt should go: JSON lines in, JSON lines out.
 //!
-//! A line has "tokens", and may add "cache_salt", "lora" {"name", "path"}, "queued" {engine: tokens} and "speed"
-//! {engine: tokens a second}.
+//! A line has "tokens", and may add "cache_salt", "lora" {"name", "path"}, "queued" and "recent" {engine: tokens} and
+//! "speed" {engine: tokens a second}.
 
 use std::collections::{BTreeMap, HashSet};
 use std::io::{BufRead, Write};
@@ -54,6 +54,8 @@ struct Question {
     lora: Option<Adapter>,
     #[serde(default)]
     queued: BTreeMap<String, f64>,
+    #[serde(default)]
+    recent: BTreeMap<String, f64>,
     #[serde(default)]
     speed: BTreeMap<String, f64>,
 }
@@ -247,8 +249,10 @@ fn route(line: &str, hasher: &BlockHasher, engines: &[String], index: &Index) ->
     if let Some((engine, speed)) = asked.speed.iter().find(|(_, &speed)| speed <= 0.0) {
         return Err(format!("expected a speed above 0 for {engine:?}, got {speed}"));
     }
-    if let Some((engine, queued)) = asked.queued.iter().find(|(_, &queued)| queued < 0.0) {
-        return Err(format!("expected queued tokens of at least 0 for {engine:?}, got {queued}"));
+    for (what, tokens) in [("queued", &asked.queued), ("recent", &asked.recent)] {
+        if let Some((engine, number)) = tokens.iter().find(|(_, &number)| number < 0.0) {
+            return Err(format!("expected {what} tokens of at least 0 for {engine:?}, got {number}"));
+        }
     }
     let keys = RequestKeys {
         lora: asked.lora.map(|lora| Lora {
@@ -275,6 +279,7 @@ fn route(line: &str, hasher: &BlockHasher, engines: &[String], index: &Index) ->
                 matched_tokens,
                 knowledge,
                 queued_tokens: asked.queued.get(engine).copied().unwrap_or(0.0),
+                recent_tokens: asked.recent.get(engine).copied().unwrap_or(0.0),
                 speed: asked.speed.get(engine).copied().unwrap_or(SPEED),
             }
         })
@@ -334,6 +339,7 @@ mod tests {
             r#"{"tokens":[1],"speed":{"a":-1}}"#,
             r#"{"tokens":[1],"speed":{"a":0}}"#,
             r#"{"tokens":[1],"queued":{"a":-1}}"#,
+            r#"{"tokens":[1],"recent":{"a":-1}}"#,
             r#"{"tokens":[1],"cache_sat":"x"}"#,
         ] {
             assert!(route(wrong, &hasher, &engines, &index).is_err(), "{wrong} is accepted");

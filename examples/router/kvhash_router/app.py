@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -46,7 +47,7 @@ def make_app(
     """Return the router's application; everything starts and stops with its lifespan.
 
     ``residency``: the index, else the one that `config` names. ``config_file`` is watched, and read again when it
-    changes; a file that cannot be used leaves all as it is. Raises ConfigError.
+    changes, or `app.state.read_again()` is called; a file that cannot be used leaves all as it is. Raises ConfigError.
     """
     own = _Own(config, residency or make_residency(config), config_file, decision_log, watch_s)
     routes = [
@@ -56,7 +57,9 @@ def make_app(
         Route("/v1/models", own.answer_models),
         Route("/{path:path}", _Endpoint(own.pass_on), methods=["POST"]),
     ]
-    return Starlette(routes=routes, lifespan=own.lifespan)
+    app = Starlette(routes=routes, lifespan=own.lifespan, exception_handlers={HTTPException: _answer_error})
+    app.state.read_again = own.read_again
+    return app
 
 
 class _Endpoint:
@@ -67,6 +70,16 @@ class _Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
+
+
+async def _answer_error(_: Request, error: Exception) -> Response:
+    """Say in the API's form what Starlette itself refuses: a method, or a path that is none."""
+    assert isinstance(error, HTTPException)
+    answer = _bad(
+        error.status_code, error.detail, "NotFoundError" if error.status_code == 404 else "BadRequestError"
+    )
+    answer.headers.update(error.headers or {})
+    return answer
 
 
 def _client(config: RouterConfig) -> aiohttp.ClientSession:
@@ -99,6 +112,7 @@ class _Own:
         self._log = decision_log
         self._config = config
         self._proxy: Proxy | None = None
+        self._again = False
 
     @contextlib.asynccontextmanager
     async def lifespan(self, _: Starlette) -> AsyncIterator[None]:
@@ -127,14 +141,18 @@ class _Own:
         assert self._proxy is not None, "the application's lifespan has not begun"
         await self._proxy(scope, receive, send)
 
+    def read_again(self) -> None:
+        """Read the watched file at the next look at it, though it may not have changed."""
+        self._again = True
+
     async def _watch(self, file: Path) -> None:
         seen = _stamp(file)
         while True:
             await asyncio.sleep(self._watch_s)
             stamp = _stamp(file)
-            if stamp == seen:
+            if stamp == seen and not self._again:
                 continue
-            seen = stamp
+            seen, self._again = stamp, False
             try:
                 config = await asyncio.to_thread(RouterConfig.load, file)
                 await self._router.reload(config)
@@ -200,7 +218,7 @@ class _Own:
         name = body.get("model")
         served = self._router.config.model_of(name if isinstance(name, str) else None)
         if served is None:
-            return _bad(404, f"the model {name!r} does not exist", "NotFoundError")
+            return _bad(404, self._router.config.no_such_model(name), "NotFoundError")
         survey = await self._router.survey(*served, body, len(data))
         decision = self._router.choose(survey)
         if decision is None:

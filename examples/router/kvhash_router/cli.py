@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -54,7 +56,13 @@ __all__ = ["main"]
 @click.option(
     "--lora", "loras", multiple=True, metavar="NAME=PATH", help="An adapter, its path as the engines got it."
 )
-@click.option("--index", help="redis://... shares the residency index; left out: kept in this process.")
+@click.option(
+    "--index",
+    "indexes",
+    multiple=True,
+    metavar="URL",
+    help="redis://... shares the residency index; given again, nodes of one cluster; left out: kept in this process.",
+)
 @click.option(
     "--strategy",
     type=click.Choice(["prefix", "load", "round-robin"]),
@@ -74,6 +82,14 @@ __all__ = ["main"]
 @click.option(
     "--log-tokens", is_flag=True, help="Log whole request lines, with token ids, instead of hashes alone."
 )
+@click.option(
+    "--drain-timeout",
+    "drain_s",
+    type=click.IntRange(0),
+    default=20,
+    show_default=True,
+    help="Seconds that requests under way have after SIGTERM; then their streams end with an error.",
+)
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option(
     "--port",
@@ -88,6 +104,7 @@ def cli(
     port: int,
     decision_log: str | None,
     log_tokens: bool,
+    drain_s: int,
     **flags: Any,
 ) -> None:
     """Route OpenAI requests to the vLLM engine that holds the longest part of the prompt, weighed against load.
@@ -115,13 +132,18 @@ def cli(
         raise ConfigError(f"cannot listen on {host!a}, port {port}: {said or error}") from None
     with bound:
         log = None if decision_log is None else DecisionLog(decision_log, with_tokens=log_tokens)
-        _serve(make_app(config, config_file=config_file, decision_log=log), bound, host)
+        _serve(make_app(config, config_file=config_file, decision_log=log), bound, host, drain_s)
 
 
-def _serve(app: Starlette, bound: socket.socket, host: str) -> None:
+def _serve(app: Starlette, bound: socket.socket, host: str, drain_s: int) -> None:
+    # One file a connection, of which a stream takes two.
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    signal.signal(signal.SIGHUP, lambda *_: app.state.read_again())
     click.echo(f"kvhash-router listens on http://{host}:{bound.getsockname()[1]}", err=True)
     server = uvicorn.Server(
-        uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
+        uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=drain_s)
     )
     # uvicorn raises the signal that ended it once more; being told to end, and ending, is no failure.
     signal.signal(signal.SIGTERM, lambda *_: None)
@@ -153,7 +175,7 @@ def _from_flags(
     hash_seed: str | None,
     block_size: int,
     loras: tuple[str, ...],
-    index: str | None,
+    indexes: tuple[str, ...],
     strategy: Any,
     stream_idle_s: float,
 ) -> RouterConfig:
@@ -172,7 +194,7 @@ def _from_flags(
         engines=tuple(parse_engine_flag(text) for text in engines),
         policy=Policy(strategy=strategy),
         proxy=ProxyConfig(stream_idle_s=stream_idle_s),
-        index=index,
+        index=indexes if len(indexes) > 1 else next(iter(indexes), None),
     ).checked()
 
 

@@ -7,6 +7,7 @@ or an engine of an unknown model is an error that says where.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -136,8 +137,9 @@ class ProxyConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The whole configuration.
 
-    ``index``: None keeps the residency index here, a ``redis://`` address shares it. ``max_blocks``: the most blocks
-    that an index kept here holds, over all engines.
+    ``index``: None keeps the residency index here, the ``redis://`` address of a server shares it, and so does a list
+    of addresses of one cluster's nodes (some are enough, they tell of the others). ``max_blocks``: the most blocks that
+    an index kept here holds, over all engines.
     """
 
     models: dict[str, ModelConfig]
@@ -145,7 +147,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     policy: Policy = Policy()
     health: HealthConfig = HealthConfig()
     proxy: ProxyConfig = ProxyConfig()
-    index: str | None = None
+    index: str | tuple[str, ...] | None = None
     max_blocks: int | None = None
 
     @classmethod
@@ -179,6 +181,7 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise ConfigError(f"two engines are named {twice!r}", at="$.engines")
+        _check_apart(engines)
         if self.max_blocks is not None and self.max_blocks < 1:
             raise ConfigError("expected at least 1 block", at="$.max_blocks")
         if self.index is not None:
@@ -229,6 +232,13 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(f"expected a name of printable ASCII characters, got {name!a}", at=f"{at}.name")
         return msgspec.structs.replace(engine, url=url, model=model, name=name)
 
+    def no_such_model(self, served: Any) -> str:
+        """Return what is said of a request whose `model` is not served."""
+        if served:
+            return f"the model {served!r:.200} does not exist"
+        names = (served for name, model in self.models.items() for served in (name, *model.adapters))
+        return f"expected the name of a model: {', '.join(names)}"
+
     def model_of(self, served: str | None) -> tuple[str, str | None] | None:
         """Return (model, adapter or None) for the name a request gives; None when it is not served.
 
@@ -239,6 +249,20 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if served in self.models:
             return served, None
         return next(((name, served) for name, model in self.models.items() if served in model.adapters), None)
+
+
+def _check_apart(engines: Sequence[EngineConfig]) -> None:
+    """Raise ConfigError where two engines share an address or endpoint: one's blocks would be taken for the other's."""
+    taken: dict[str, str] = {}
+    for place, engine in enumerate(engines):
+        events = {source.endpoint: "events" for source in engine.sources()}
+        replays = {source.replay_endpoint: "replay" for source in engine.sources() if source.replay_endpoint}
+        for address, field in {engine.url: "url", **events, **replays}.items():
+            if address in taken:
+                raise ConfigError(
+                    f"engine {taken[address]!r} has {address} already", at=f"$.engines[{place}].{field}"
+                )
+        taken |= dict.fromkeys((engine.url, *events, *replays), engine.name)
 
 
 def _is_address(url: str) -> bool:
@@ -285,24 +309,57 @@ def _check_hash(model: ModelConfig, at: str) -> None:
             raise ConfigError(f"{error.message} (vLLM {contract.release})", at=place) from None
 
 
-def check_index(index: str) -> None:
-    """Raise ConfigError unless `index` is the address of a store that can be used here; connects to nothing."""
-    if not index.startswith(("redis://", "rediss://", "unix://")):
-        raise ConfigError(f"expected a redis:// address, got {index!r}", at="$.index")
+def check_index(index: str | Sequence[str]) -> None:
+    """Raise ConfigError unless `index` names a store that can be used here, or a cluster; connects to nothing."""
+    if isinstance(index, str):
+        _store_options(index, at="$.index", schemes=("redis", "rediss", "unix"))
+        return
+    if not index:
+        raise ConfigError("expected the address of at least one node of the cluster", at="$.index")
+    first: dict[str, Any] = {}
+    for place, url in enumerate(index):
+        at = f"$.index[{place}]"
+        options = _store_options(url, at=at, schemes=("redis", "rediss"))
+        if options.get("db"):
+            raise ConfigError("a cluster has no database but 0", at=at)
+        # One client speaks to all nodes, of which it learns nothing but host and port.
+        options = {name: value for name, value in options.items() if name not in ("host", "port", "db")}
+        first = first if place else options
+        if options != first:
+            raise ConfigError("expected the scheme, user, password and options of the first node", at=at)
+
+
+def _store_options(url: str, *, at: str, schemes: Sequence[str]) -> dict[str, Any]:
+    """Return what the client library reads in a store's address; raises ConfigError."""
+    if url.partition("://")[0] not in schemes or "://" not in url:
+        kinds = " or ".join(f"{scheme}://" for scheme in schemes)
+        raise ConfigError(f"expected a {kinds} address, got {_without_password(url)!r}", at=at)
     try:
         from redis import connection
     except ImportError:
-        raise ConfigError("a shared index needs the 'redis' package", at="$.index") from None
+        raise ConfigError("a shared index needs the 'redis' package: pip install redis", at=at) from None
     try:
-        connection.parse_url(index)  # type: ignore[no-untyped-call]
+        options: dict[str, Any] = connection.parse_url(url)  # type: ignore[no-untyped-call]
+        connection.ConnectionPool.from_url(url).make_connection()
+    except TypeError:
+        known = "socket_timeout, health_check_interval, protocol"
+        raise ConfigError(f"the address has an option that is none; such as {known} are", at=at) from None
     except ValueError:  # its message may have parts of the password
-        raise ConfigError("expected an address such as redis://host:6379", at="$.index") from None
+        raise ConfigError("expected an address such as redis://host:6379", at=at) from None
+    if "decode_responses" in options:
+        raise ConfigError("decode_responses is not for an index, which holds bytes", at=at)
+    return options
+
+
+def _without_password(url: str) -> str:
+    before, mark, after = url.rpartition("@")
+    return f"...@{after}" if mark else before + after
 
 
 def _check_policy(policy: Policy) -> None:
     if not 0 <= policy.degraded_trust <= 1:
         raise ConfigError("expected a share from 0 to 1", at="$.policy.degraded_trust")
-    for name in ("output_weight", "overhead_tokens", "tie_share", "tie_tokens"):
+    for name in ("output_weight", "overhead_tokens", "recent_weight", "tie_share", "tie_tokens"):
         if not 0 <= getattr(policy, name) < float("inf"):
             raise ConfigError("expected a number of at least 0", at=f"$.policy.{name}")
 

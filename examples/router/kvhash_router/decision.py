@@ -3,14 +3,21 @@
 The cost of an engine is the estimated time until the request's first token, in tokens of work over tokens a second::
 
     uncached(e) = prompt tokens - trust(e) * matched tokens(e)
-    cost(e)     = (uncached(e) + queued tokens(e) + overhead) / speed(e)
+    ahead(e)    = recent tokens(e) - 1.25 * those of the least busy engine for its speed
+    spread(e)   = the smaller of recent_weight * ahead(e) and trust(e) * matched tokens(e)
+    cost(e)     = (uncached(e) + queued tokens(e) + spread(e) + overhead) / speed(e)
 
 ``trust`` is 1 where the engine's cache is known exactly, `Policy.degraded_trust` after a loss that is not healed, and
 0 where its hashes do not verify, so that load alone decides there. ``queued tokens`` are what the engine still has to
 compute for requests that it has; ``speed`` is measured, so an engine that is three times slower must have three times
-less to do for the same cost. Engines whose costs lie within the policy's tolerance of the least are equals: two of
-them are drawn and the one with fewer queued tokens for its speed gets the request (power of two choices), so that
-several routers with the same picture do not all choose the same engine.
+less to do for the same cost. ``recent tokens`` are the work that it was sent lately. Without ``spread`` an engine that
+was the first to compute a prefix of many requests keeps getting them all while its queue is short, and the others stay
+idle; with it such a prefix is computed where less was to do, once, and counts there too. It takes no more than the
+match away: an engine is never worse off for what it holds.
+
+Engines whose costs lie within the policy's tolerance of the least are equals: two of them are drawn and the one with
+fewer queued tokens for its speed gets the request, or with fewer recent ones where those are the same (power of two
+choices), so that several routers with the same picture do not all choose the same engine.
 """
 
 from __future__ import annotations
@@ -22,6 +29,9 @@ from typing import Literal
 import msgspec
 
 __all__ = ["Basis", "Candidate", "Decision", "Knowledge", "Policy", "Scored", "decide"]
+
+#: Up to so many times as busy as the least busy engine is as busy: no session is moved for chance.
+_EVEN = 1.25
 
 
 class Knowledge(str, Enum):
@@ -47,6 +57,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ``strategy``: ``"prefix"`` is all of it, ``"load"`` leaves prefixes out, ``"round-robin"`` takes engines in turn
     (to compare with). ``degraded_trust``: the share of a match that counts after a loss. ``overhead_tokens``: the work
     of a request with nothing to compute. ``output_weight``: the work of one token to generate, in prompt tokens.
+    ``recent_weight``: how much of the work that an engine was sent lately, beyond 1.25 times the least busy one's,
+    counts against its match.
     Costs are equal within ``tie_share`` of the least, or ``tie_tokens`` of work.
     """
 
@@ -54,6 +66,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     degraded_trust: float = 0.5
     overhead_tokens: float = 32.0
     output_weight: float = 0.25
+    recent_weight: float = 0.2
     tie_share: float = 0.02
     tie_tokens: float = 8.0
 
@@ -68,13 +81,14 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """One engine that could take the request.
 
     ``matched_tokens``: the prompt's tokens that its cache holds, as far as known. ``queued_tokens``: work that it has
-    and has not done. ``speed``: tokens a second.
+    and has not done. ``recent_tokens``: work that it was sent lately, done or not. ``speed``: tokens a second.
     """
 
     engine: str
     matched_tokens: int = 0
     knowledge: Knowledge = Knowledge.EXACT
     queued_tokens: float = 0.0
+    recent_tokens: float = 0.0
     speed: float = 1.0
 
 
@@ -114,7 +128,8 @@ def decide(
     """
     if not candidates:
         return None
-    scored = [_score(prompt_tokens, candidate, policy) for candidate in candidates]
+    idlest = min(candidate.recent_tokens / candidate.speed for candidate in candidates)
+    scored = [_score(prompt_tokens, candidate, policy, idlest) for candidate in candidates]
     if policy.strategy == "round-robin":
         place = turn % len(scored)
         order = (*scored[place:], *scored[:place])
@@ -138,10 +153,12 @@ def decide(
     return Decision(engine=chosen.candidate.engine, basis=basis, scored=(chosen, *others))
 
 
-def _score(prompt_tokens: int, candidate: Candidate, policy: Policy) -> Scored:
-    matched = min(candidate.matched_tokens, prompt_tokens)
-    uncached = prompt_tokens - policy.trust(candidate.knowledge) * matched
-    work = uncached + candidate.queued_tokens + policy.overhead_tokens
+def _score(prompt_tokens: int, candidate: Candidate, policy: Policy, idlest: float) -> Scored:
+    counted = policy.trust(candidate.knowledge) * min(candidate.matched_tokens, prompt_tokens)
+    uncached = prompt_tokens - counted
+    ahead = max(0.0, candidate.recent_tokens - _EVEN * idlest * candidate.speed)
+    spread = min(policy.recent_weight * ahead, counted)
+    work = uncached + candidate.queued_tokens + spread + policy.overhead_tokens
     return Scored(candidate=candidate, uncached_tokens=uncached, cost=work / candidate.speed)
 
 
@@ -150,4 +167,9 @@ def _of_two(equals: Sequence[Scored], draw: Callable[[int], int]) -> Scored:
     second = draw(len(equals) - 1)
     second += second >= first
     pair = (equals[first], equals[second])
-    return min(pair, key=lambda one: one.candidate.queued_tokens / one.candidate.speed)
+    return min(pair, key=_load)
+
+
+def _load(one: Scored) -> tuple[float, float]:
+    candidate = one.candidate
+    return candidate.queued_tokens / candidate.speed, candidate.recent_tokens / candidate.speed

@@ -1,7 +1,8 @@
 """The engines as the router sees them: who can take requests, and what work each has. Used by one event loop only.
 
 An engine's queued tokens are counted here, not asked for: the uncached prompt tokens of its requests that have no
-first token yet, and the output tokens that are still expected, from the mean of what was generated before. Prefixes
+first token yet, and the output tokens that are still expected, from the mean of what was generated before. Its recent
+tokens are the same of all requests that it was sent, and fade. Prefixes
 of its unfinished requests count as held: their blocks are, or will be before a later request is looked up there.
 """
 
@@ -26,6 +27,8 @@ __all__ = ["EngineState", "Fleet", "Ticket"]
 _FIRST_GUESS = 64.0
 #: How much the newest request moves the mean of output tokens.
 _SHARE = 0.05
+#: Seconds in which half of the recent tokens is gone.
+_RECENT_HALF_LIFE_S = 10.0
 
 
 @dataclass(slots=True)
@@ -41,6 +44,8 @@ class EngineState:
     queued_tokens: float = 0.0
     requests: int = 0
     held: Counter[ChainValue] = field(default_factory=Counter)
+    _recent: float = 0.0
+    _recent_at: float = 0.0
     #: Called when it goes down.
     leaving: set[Callable[[], None]] = field(default_factory=set, compare=False)
 
@@ -48,6 +53,17 @@ class EngineState:
     def name(self) -> str:
         """The engine's name."""
         return self.config.name
+
+    def recent_tokens(self, now: float) -> float:
+        """Return the work that it was sent lately, in tokens; `now` by time.monotonic()."""
+        if now > self._recent_at:
+            self._recent *= 0.5 ** ((now - self._recent_at) / _RECENT_HALF_LIFE_S)
+            self._recent_at = now
+        return self._recent
+
+    def sent(self, tokens: float, now: float) -> None:
+        """Take in that it was sent a request of so much work."""
+        self._recent = self.recent_tokens(now) + tokens
 
     def held_tokens(self, plan: Plan) -> int:
         """Return how many of the plan's prompt tokens its unfinished requests hold."""
@@ -91,6 +107,7 @@ class Ticket:
         engine.in_flight += 1
         engine.requests += 1
         engine.queued_tokens += self._prefill + self._output
+        engine.sent(self._prefill + self._output + fleet.policy.overhead_tokens, self.sent_at)
         for prompt in plan.prompts:
             engine.held.update(prompt.hashes)
 

@@ -47,6 +47,12 @@ class RouterMetrics:
             ("engine",),
             registry=registry,
         )
+        self.other_prompts = Counter(
+            "kvhash_router_other_prompts",
+            "Answers to prompts of which the engine counted other tokens than were hashed here.",
+            ("engine",),
+            registry=registry,
+        )
         self.unhashed = Counter(
             "kvhash_router_unhashed_requests",
             "Requests that cannot be looked up.",

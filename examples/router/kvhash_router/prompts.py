@@ -31,6 +31,9 @@ _ENGINE_ONLY = {
     "truncate_prompt_tokens": "truncated: the engine cuts the prompt, and hashes what is left",
 }
 
+#: The endpoints whose prompts are known, and the field of the other one, which they do not read.
+_UNREAD = {"/v1/completions": "messages", "/v1/chat/completions": "prompt"}
+
 #: More output tokens than any request makes; larger numbers do not fit a float.
 _MOST_TOKENS = 1 << 40
 
@@ -95,11 +98,14 @@ class PromptHasher:
         ) as error:  # a name with a NUL is a ValueError, as is text that is not UTF-8
             raise ConfigError(f"cannot read the template: {error}", at=f"{at}.chat_template") from None
 
-    def plan(self, body: Mapping[str, Any], adapter: str | None, *, body_bytes: int = 0) -> Plan:
-        """Return what `body` asks for; never raises for what a body holds."""
+    def plan(
+        self, body: Mapping[str, Any], adapter: str | None, *, path: str | None = None, body_bytes: int = 0
+    ) -> Plan:
+        """Return what `body` asks for at `path` (None: what its fields say); never raises for what a body holds."""
         max_tokens = _max_tokens(body)
         try:
-            reason = _not_looked_up(body)
+            body, reason = _read_at(path, body)
+            reason = reason or _not_looked_up(body)
             prompts = () if reason else tuple(self._hash(one, adapter) for one in self._tokens(body))
         except KvHashError as error:
             reason, prompts = f"{error.code}: {error}", ()
@@ -130,6 +136,16 @@ class PromptHasher:
         )
         hashes = request.chain(self.hasher).block_hashes
         return HashedPrompt(request, tuple(hashes), self.hasher.span)
+
+
+def _read_at(path: str | None, body: Mapping[str, Any]) -> tuple[Mapping[str, Any], str | None]:
+    """Return the body without what the endpoint does not read, and why its prompt is not known here, or None."""
+    if path is None:
+        return body, None
+    unread = _UNREAD.get(path)
+    if unread is None:
+        return body, f"other-endpoint: what {path:.80} makes of a body is not known here"
+    return {name: value for name, value in body.items() if name != unread}, None
 
 
 def _max_tokens(body: Mapping[str, Any]) -> int | None:

@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import unquote
 
 import aiohttp
 from starlette.types import Message, Receive, Scope, Send
@@ -24,9 +25,11 @@ from yarl import URL
 
 from .decision import Decision, Scored
 from .decision_log import DecisionLog, prompt_json
+from .doubts import Predictions
 from .fleet import Ticket
-from .health import HealthChecker
+from .health import HealthChecker, is_own_fault
 from .metrics import RouterMetrics
+from .prompts import Plan
 from .router import Router, Survey
 from .sse import EventCutter, error_event, is_done, usage_in
 
@@ -52,6 +55,9 @@ _DROPPED = frozenset(
         "upgrade",
     )
 )
+#: Endpoints that change the one engine that they reach.
+_OF_ONE_ENGINE = frozenset(("/v1/load_lora_adapter", "/v1/unload_lora_adapter"))
+_STOPPED = "the router was stopped"
 #: What vLLM reads to choose a data parallel rank.
 _RANK = "x-data-parallel-rank"
 #: The engine cannot take the request now; another may.
@@ -97,7 +103,9 @@ class _Exchange:
     decision: Decision | None = None
     attempts: list[dict[str, str]] = field(default_factory=list)
     started: bool = False
+    streamed: bool = False
     gone: bool = False
+    stopped: bool = False
     first_byte_s: float | None = None
     status: int | None = None
     usage: dict[str, Any] | None = None
@@ -125,6 +133,14 @@ class _Exchange:
         await self.start(status, [("content-type", "application/json"), ("content-length", str(len(body)))])
         await self.write(body, more=False)
 
+    async def break_off(self, message: str) -> None:
+        """End the answer with an error, wherever it is."""
+        if not self.started:
+            await self.refuse(503, message, "router_stopped")
+        elif self.streamed:
+            await self.write(error_event(message, code=503, kind="router_stopped"), more=True)
+            await self.write(b"", more=False)
+
 
 class Proxy:
     """The ASGI endpoint of everything that goes to an engine."""
@@ -142,6 +158,10 @@ class Proxy:
         self._metrics = metrics
         self._health = health
         self._log = log
+        self._told: set[str] = set()
+        self._predictions = Predictions()
+        if log is not None:
+            log.on_drop = metrics.log_dropped.inc
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request; return early when its client has gone."""
@@ -156,9 +176,14 @@ class Proxy:
             b"",
             send,
         )
+        proxy = self._router.config.proxy
         try:
-            exchange.body = await _read_body(receive, self._router.config.proxy.max_body_bytes)
+            _check_path(exchange.path)
+            exchange.body = await _read_body(receive, proxy.max_body_bytes, proxy.stream_idle_s)
         except _ClientGoneError:
+            return
+        except asyncio.CancelledError:
+            await exchange.break_off(_STOPPED)
             return
         except _RefusedError as refusal:
             await exchange.refuse(refusal.status, str(refusal), refusal.kind)
@@ -167,13 +192,16 @@ class Proxy:
         watch = asyncio.ensure_future(_until_gone(receive))
         try:
             await asyncio.wait((job, watch), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            gone = exchange.gone = watch.done() or not job.done()
-            watch.cancel()
-            if not job.done():
-                job.cancel()
-            await asyncio.gather(job, watch, return_exceptions=True)
-        if not gone:
+        except asyncio.CancelledError:  # the server ends, and its patience with it
+            exchange.stopped = not watch.done() and not job.done()
+        gone = exchange.gone = watch.done() or not job.done()
+        watch.cancel()
+        if not job.done():
+            job.cancel()
+        await asyncio.gather(job, watch, return_exceptions=True)
+        if exchange.stopped:
+            await exchange.break_off(_STOPPED)
+        elif not gone:
             job.result()
 
     async def _serve(self, exchange: _Exchange) -> None:
@@ -184,7 +212,7 @@ class Proxy:
             exchange.outcome, exchange.fault = "refused", str(refusal)
             await exchange.refuse(refusal.status, str(refusal), refusal.kind)
         except asyncio.CancelledError:
-            exchange.outcome = "client-gone"
+            exchange.outcome = "router-stopped" if exchange.stopped else "client-gone"
             raise
         finally:
             try:
@@ -193,6 +221,11 @@ class Proxy:
                 _log.exception("the request %s could not be accounted for", exchange.request_id)
 
     async def _survey(self, exchange: _Exchange) -> Survey:
+        coding = next((value for name, value in exchange.headers if name == "content-encoding"), "identity")
+        if coding.lower() != "identity":
+            raise _RefusedError(
+                415, f"the body is compressed ({coding:.20}), which is not read", "BadRequestError"
+            )
         try:
             body = json.loads(exchange.body)
         except (ValueError, RecursionError) as error:
@@ -202,8 +235,8 @@ class Proxy:
         name = body.get("model")
         served = self._router.config.model_of(name if isinstance(name, str) else None)
         if served is None:
-            raise _RefusedError(404, f"the model {name!r} does not exist", "NotFoundError")
-        survey = await self._router.survey(*served, body, len(exchange.body))
+            raise _RefusedError(404, self._router.config.no_such_model(name), "NotFoundError")
+        survey = await self._router.survey(*served, body, len(exchange.body), path=exchange.path)
         self._metrics.deciding.observe(survey.seconds)
         if survey.plan.unhashed is not None:
             self._metrics.unhashed.labels(survey.plan.unhashed.partition(":")[0]).inc()
@@ -266,7 +299,8 @@ class Proxy:
     async def _ask(self, exchange: _Exchange, ticket: Ticket) -> None:
         engine = ticket.engine
         query = f"?{exchange.query.decode('latin-1')}" if exchange.query else ""
-        headers = [pair for pair in exchange.headers if pair[0] not in _DROPPED and pair[0] != "x-request-id"]
+        dropped = {*_DROPPED, *_hop_by_hop(exchange.headers), "x-request-id"}
+        headers = [pair for pair in exchange.headers if pair[0] not in dropped]
         headers += [("x-request-id", exchange.request_id), ("accept-encoding", "identity")]
         rank = exchange.survey.ranks.get(engine.name) if exchange.survey else None
         if rank is not None and engine.config.ranks > 1 and not any(name == _RANK for name, _ in headers):
@@ -285,14 +319,14 @@ class Proxy:
                     raise _TryAgainError(
                         f"an answer with the status {response.status}, which HTTP does not have"
                     )
-                if response.headers.get("content-type", "").startswith("text/event-stream"):
+                if _is_stream(response):
                     await self._pass_stream(exchange, ticket, response)
                 else:
                     await self._pass_whole(exchange, ticket, response)
         except _FAILURES as error:
             if exchange.started:
                 raise  # the client's side failed, not the engine's
-            if isinstance(error, aiohttp.ClientConnectorError):
+            if isinstance(error, aiohttp.ClientConnectorError) and not is_own_fault(error):
                 self._health.gone(engine, f"request: {error}")
             else:
                 self._health.suspect(engine)
@@ -317,13 +351,14 @@ class Proxy:
         ticket.close()
         await exchange.start(
             response.status,
-            [*_response_headers(response), ("x-kvhash-engine", ticket.engine.name), _length(body)],
+            [*_response_headers(response), ("x-kvhash-engine", ticket.engine.name), *_length(response, body)],
         )
         await exchange.write(body, more=False)
 
     async def _pass_stream(
         self, exchange: _Exchange, ticket: Ticket, response: aiohttp.ClientResponse
     ) -> None:
+        exchange.streamed = True
         cutter = EventCutter()
         done = False
         fault: str | None = None
@@ -336,7 +371,8 @@ class Proxy:
                     if exchange.started:
                         silence.begins()
                     continue
-                ticket.first()
+                if b"data:" in events:  # not a comment, which keeps the connection alive
+                    ticket.first()
                 if not exchange.started:
                     await exchange.start(
                         response.status,
@@ -353,6 +389,11 @@ class Proxy:
             fault = silence.fault or _text(error)
             self._health.suspect(ticket.engine)
         else:
+            if (
+                not done and exchange.started and is_done(cutter.rest)
+            ):  # the end mark, but no empty line behind it
+                done = True
+                await exchange.write(cutter.rest + b"\n\n", more=True)
             if not done:
                 fault = "the stream ended without its end mark"
                 if not exchange.started:
@@ -394,14 +435,40 @@ class Proxy:
             self._metrics.first_byte.labels(engine).observe(exchange.first_byte_s)
         self._metrics.prompt_tokens.labels(engine).inc(survey.plan.prompt_tokens)
         self._metrics.predicted_tokens.labels(engine).inc(decision.chosen.candidate.matched_tokens)
-        cached = _cached_tokens(exchange.usage or {})
+        usage = exchange.usage or {}
+        cached, counted = _cached_tokens(usage), _count(usage.get("prompt_tokens"))
+        if survey.plan.prompts and counted is not None and counted != survey.plan.prompt_tokens:
+            self._say_other_prompt(survey.plan, engine, counted)
+        predicted = decision.chosen.candidate.matched_tokens
+        doubt = self._predictions.saw(engine, predicted=predicted, reported=cached)
+        if doubt is not None:
+            _log.warning("%s", doubt)
         if cached:
             self._metrics.cached_tokens.labels(engine).inc(cached)
-        if self._log is not None and not self._log.write(self._record(exchange, survey, decision, cached)):
-            self._metrics.log_dropped.inc()
+        if self._log is not None:
+            self._log.write(self._record(exchange, survey, decision, cached, counted))
+
+    def _say_other_prompt(self, plan: Plan, engine: str, counted: int) -> None:
+        """Say that an engine made other tokens of a prompt than were hashed: nothing of it can match there."""
+        self._metrics.other_prompts.labels(engine).inc()
+        if engine not in self._told:  # once: the log has it of each request
+            self._told.add(engine)
+            _log.warning(
+                "engine %s counted %d prompt tokens where %d were hashed: its tokenizer, chat template or defaults are "
+                "not those that model %r is configured with",
+                engine,
+                counted,
+                plan.prompt_tokens,
+                plan.model,
+            )
 
     def _record(
-        self, exchange: _Exchange, survey: Survey, decision: Decision, cached: int | None
+        self,
+        exchange: _Exchange,
+        survey: Survey,
+        decision: Decision,
+        cached: int | None,
+        counted: int | None,
     ) -> dict[str, Any]:
         assert self._log is not None
         plan = survey.plan
@@ -417,6 +484,7 @@ class Proxy:
             "prompt_tokens": plan.prompt_tokens,
             "matched_tokens": decision.chosen.candidate.matched_tokens,
             "cached_tokens": cached,
+            "reported_prompt_tokens": counted,
             "unhashed": plan.unhashed,
             "outcome": exchange.outcome,
             "fault": exchange.fault,
@@ -474,12 +542,16 @@ def _candidate_json(scored: Scored, survey: Survey) -> dict[str, Any]:
         "reason": None if known is None else known.reason,
         "uncached_tokens": round(scored.uncached_tokens, 1),
         "queued_tokens": round(candidate.queued_tokens, 1),
+        "recent_tokens": round(candidate.recent_tokens, 1),
         "tokens_per_second": round(candidate.speed, 1),
         "cost_s": round(scored.cost, 6),
     }
 
 
 def _text(error: BaseException) -> str:
+    if isinstance(error, aiohttp.ClientResponseError):  # whose text has the engine's address and many lines
+        said = error.message.partition("\n")[0].rstrip(":")
+        return f"an answer that is not HTTP: {said:.100}"
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
@@ -495,8 +567,22 @@ def _count(value: Any) -> int | None:
 
 
 def _response_headers(response: aiohttp.ClientResponse) -> list[tuple[str, str]]:
-    dropped = {*_DROPPED, "date", "server", "x-request-id"}
-    return [(name, value) for name, value in response.headers.items() if name.lower() not in dropped]
+    fields = [(name, value) for name, value in response.headers.items()]
+    dropped = {*_DROPPED, *_hop_by_hop(fields), "date", "server", "x-request-id"}
+    return [(name, value) for name, value in fields if name.lower() not in dropped]
+
+
+def _hop_by_hop(fields: Iterable[tuple[str, str]]) -> set[str]:
+    """Return the names that a message's own Connection fields give: they are of this connection, as that one is."""
+    named = (value for name, value in fields if name.lower() == "connection")
+    return {name.strip().lower() for value in named for name in value.split(",")}
+
+
+def _is_stream(response: aiohttp.ClientResponse) -> bool:
+    """Whether events can be read in the answer as they come: not in an error's, nor where they are compressed."""
+    kind = response.headers.get("content-type", "").lower()
+    plain = response.headers.get("content-encoding", "identity").lower() == "identity"
+    return response.status < 400 and plain and kind.startswith("text/event-stream")
 
 
 def _bytes(text: str) -> bytes:
@@ -504,15 +590,32 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def _length(body: bytes) -> tuple[str, str]:
-    return ("content-length", str(len(body)))
+def _length(response: aiohttp.ClientResponse, body: bytes) -> list[tuple[str, str]]:
+    return [] if response.status in (204, 304) else [("content-length", str(len(body)))]
 
 
-async def _read_body(receive: Receive, limit: int) -> bytes:
+def _check_path(path: str) -> None:
+    """Raise _RefusedError unless requests to `path`, as it came, are one engine's as well as another's.
+
+    An engine has other endpoints, such as those that pause it or abort others' requests; they are not for clients.
+    """
+    plain = unquote(path)
+    if not path.startswith("/v1/") or "\\" in plain or {"", ".", ".."} & set(plain.split("/")[1:]):
+        raise _RefusedError(404, f"there is no {path:.100} here; requests go to /v1/...", "NotFoundError")
+    if plain in _OF_ONE_ENGINE:
+        raise _RefusedError(404, f"{plain} is of one engine, not of the router", "NotFoundError")
+
+
+async def _read_body(receive: Receive, limit: int, silence_s: float) -> bytes:
     parts: list[bytes] = []
     size = 0
     while True:
-        message: Message = await receive()
+        try:
+            message: Message = await asyncio.wait_for(receive(), silence_s)
+        except asyncio.TimeoutError:
+            raise _RefusedError(
+                408, f"nothing of the body came for {silence_s:g} s", "BadRequestError"
+            ) from None
         if message["type"] == "http.disconnect":
             raise _ClientGoneError
         parts.append(message.get("body", b""))

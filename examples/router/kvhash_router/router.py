@@ -160,11 +160,15 @@ class Router:
     async def _run_in(pool: ThreadPoolExecutor, function: Callable[..., _T], *arguments: Any) -> _T:
         return await asyncio.get_running_loop().run_in_executor(pool, functools.partial(function, *arguments))
 
-    async def survey(self, model: str, adapter: str | None, body: Mapping[str, Any], size: int) -> Survey:
-        """Tokenize, hash and look up `body`, of `size` bytes, on a thread."""
+    async def survey(
+        self, model: str, adapter: str | None, body: Mapping[str, Any], size: int, *, path: str | None = None
+    ) -> Survey:
+        """Tokenize, hash and look up `body`, of `size` bytes, sent to `path`, on a thread."""
         engines = [e.name for e in self.fleet.engines.values() if e.config.model == model]
         pool = self._long_pool if size > _LONG_BYTES and _is_text(body) else self._pool
-        return await self._run_in(pool, self._survey, self._hashers[model], adapter, body, size, engines)
+        return await self._run_in(
+            pool, self._survey, self._hashers[model], adapter, body, size, path, engines
+        )
 
     def _survey(
         self,
@@ -172,10 +176,11 @@ class Router:
         adapter: str | None,
         body: Mapping[str, Any],
         size: int,
+        path: str | None,
         engines: list[str],
     ) -> Survey:
         began = time.perf_counter()
-        plan = hasher.plan(body, adapter, body_bytes=size)
+        plan = hasher.plan(body, adapter, path=path, body_bytes=size)
         matched = dict.fromkeys(engines, 0)
         ranks: dict[str, int] = {}
         known: dict[str, Known] = {}
@@ -203,7 +208,8 @@ class Router:
         """Return the engine that should get the request, by what is known now; None when none is left."""
         plan = survey.plan
         engines = self.fleet.available(plan.model, excluded=excluded)
-        speeds = self.fleet.speeds.speeds((e.name for e in engines), now=time.monotonic())
+        now = time.monotonic()
+        speeds = self.fleet.speeds.speeds((e.name for e in engines), now=now)
         unknown = Known(Knowledge.UNKNOWN)
         candidates = [
             Candidate(
@@ -211,6 +217,7 @@ class Router:
                 matched_tokens=max(survey.matched_tokens.get(engine.name, 0), engine.held_tokens(plan)),
                 knowledge=survey.known.get(engine.name, unknown).knowledge,
                 queued_tokens=max(0.0, engine.queued_tokens),
+                recent_tokens=engine.recent_tokens(now),
                 speed=speeds[engine.name],
             )
             for engine in engines

@@ -8,6 +8,10 @@ from typing import Any
 __all__ = ["EventCutter", "error_event", "is_done", "usage_in"]
 
 
+#: How an empty line, which ends an event, can follow a line.
+_BLANK_LINES = (b"\n\n", b"\n\r\n", b"\r\r")
+
+
 class EventCutter:
     """Cuts a stream behind its last whole event, so that what is passed on never ends within one."""
 
@@ -17,7 +21,7 @@ class EventCutter:
     def feed(self, piece: bytes) -> bytes:
         """Return the whole events up to here; keep the rest."""
         data = self._rest + piece if self._rest else piece
-        end = max(_after(data, b"\n\n"), _after(data, b"\r\n\r\n"))
+        end = max(_after(data, mark) for mark in _BLANK_LINES)
         self._rest = data[end:]
         return data[:end]
 
@@ -27,6 +31,9 @@ class EventCutter:
         return self._rest
 
 
+_DONE = (b"data: [DONE]", b"data:[DONE]")
+
+
 def _after(data: bytes, mark: bytes) -> int:
     at = data.rfind(mark)
     return 0 if at < 0 else at + len(mark)
@@ -34,7 +41,8 @@ def _after(data: bytes, mark: bytes) -> int:
 
 def is_done(events: bytes) -> bool:
     """Whether the end mark is among the events."""
-    return b"data: [DONE]" in events or b"data:[DONE]" in events
+    # The bytes alone may be a part of the text that is generated.
+    return b"[DONE]" in events and any(line in _DONE for line in events.splitlines())
 
 
 def usage_in(events: bytes) -> dict[str, Any] | None:

@@ -3,15 +3,19 @@
 //	echo '{"tokens":[1,2,3]}' | go run ./cmd/kvhash-route -hash-seed 0 \
 //	    -engine a=tcp://127.0.0.1:5557,tcp://127.0.0.1:5558 -engine b=tcp://127.0.0.1:5567,tcp://127.0.0.1:5568
 //
-// A line may add "cache_salt", "lora" {"name","path"}, and "queued" {engine: tokens} and "speed" {engine: tokens/s}.
+// A line may add "cache_salt", "lora" {"name","path"}, "queued" and "recent" {engine: tokens}, and "speed"
+// {engine: tokens/s}.
 package main
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"math/rand"
 	"net"
 	"os"
@@ -70,6 +74,7 @@ type question struct {
 		Path string `json:"path"`
 	} `json:"lora"`
 	Queued map[string]float64 `json:"queued"`
+	Recent map[string]float64 `json:"recent"`
 	Speed  map[string]float64 `json:"speed"`
 }
 
@@ -148,9 +153,23 @@ func waitFor(ready <-chan string, count int, longest time.Duration) {
 	}
 }
 
-func route(line []byte, hasher *kvhash.Hasher, engines sources, index *router.Index) answer {
+// read returns a line's question. A field that is not known is refused: it may be one that changes the hashes.
+func read(line []byte) (question, error) {
 	var asked question
-	if err := json.Unmarshal(line, &asked); err != nil {
+	decoder := json.NewDecoder(bytes.NewReader(line))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&asked); err != nil {
+		return asked, err
+	}
+	if _, err := decoder.Token(); err != io.EOF {
+		return asked, errors.New("expected one JSON object a line")
+	}
+	return asked, nil
+}
+
+func route(line []byte, hasher *kvhash.Hasher, engines sources, index *router.Index) answer {
+	asked, err := read(line)
+	if err != nil {
 		return answer{Error: err.Error()}
 	}
 	if len(asked.Tokens) == 0 {
@@ -161,9 +180,11 @@ func route(line []byte, hasher *kvhash.Hasher, engines sources, index *router.In
 			return answer{Error: fmt.Sprintf("expected a speed above 0 for %q, got %g", engine, speed)}
 		}
 	}
-	for engine, queued := range asked.Queued {
-		if queued < 0 {
-			return answer{Error: fmt.Sprintf("expected queued tokens of at least 0 for %q, got %g", engine, queued)}
+	for what, each := range map[string]map[string]float64{"queued": asked.Queued, "recent": asked.Recent} {
+		for engine, tokens := range each {
+			if tokens < 0 {
+				return answer{Error: fmt.Sprintf("expected %s tokens of at least 0 for %q, got %g", what, engine, tokens)}
+			}
 		}
 	}
 	keys := kvhash.Keys{CacheSalt: asked.CacheSalt}
@@ -187,7 +208,7 @@ func route(line []byte, hasher *kvhash.Hasher, engines sources, index *router.In
 		result.Knowledge[name] = index.Knowledge(name)
 		candidates = append(candidates, router.Candidate{
 			Engine: name, MatchedTokens: result.Matched[name], Knowledge: result.Knowledge[name],
-			QueuedTokens: asked.Queued[name], Speed: speed,
+			QueuedTokens: asked.Queued[name], RecentTokens: asked.Recent[name], Speed: speed,
 		})
 	}
 	result.Engine = router.Decide(len(asked.Tokens), candidates, router.DefaultPolicy(), rand.Intn)[0].Candidate.Engine

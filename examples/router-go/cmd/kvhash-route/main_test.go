@@ -37,7 +37,8 @@ func TestQuestionsThatSayNothingAreRefused(t *testing.T) {
 	engines, index := sources{{Engine: "a"}}, router.NewIndex()
 	for _, wrong := range []string{
 		`{}`, `{"tokens":[]}`, `[]`, `{"tokens":[1],"speed":{"a":-1}}`, `{"tokens":[1],"speed":{"a":0}}`,
-		`{"tokens":[1],"queued":{"a":-1}}`,
+		`{"tokens":[1],"queued":{"a":-1}}`, `{"tokens":[1],"recent":{"a":-1}}`, `{"tokens":[1]} {"tokens":[2]}`, `{"tokens":[1]}]`,
+		`{"tokens":[1],"lora":{"name":"a","rank":3}}`,
 	} {
 		if route([]byte(wrong), hasher, engines, index).Error == "" {
 			t.Errorf("%s is accepted", wrong)
