@@ -8,6 +8,7 @@ Source of every row: vLLM's own code of that release, confirmed by the recorded 
 
 from __future__ import annotations
 
+import functools
 import re
 import warnings
 from dataclasses import dataclass, field, fields, replace
@@ -369,6 +370,7 @@ def _apply(contract: Contract, change: Change) -> Contract:
     return replace(contract, release=change.since, events=events, **change.hashes)
 
 
+@functools.lru_cache(maxsize=64)
 def _contract_at(release: Release) -> Contract:
     contract = _START
     for change in CHANGES:
