@@ -52,7 +52,7 @@ publishes on the port plus r, and replays likewise; `inproc://name` becomes `inp
 | `Recovered` | the missing batches were delivered, just before this record |
 | `Lost` | they will not come, and why: `no-replay`, `not-in-buffer`, `no-answer`, `overflow` |
 | `Restart` | the publisher began anew; what it held before is gone |
-| `Stale` | a message came after it was given up, or is of a former life; it is not delivered |
+| `Stale` | a message came after it was given up, or is of a former life; it is not delivered. Where there is a replay the publisher is asked whether it has that batch; if it has, a new life whose clock was set back has begun (`Restart`) |
 | `BadMessage` | a message that is no batch |
 
 A replayed batch is delivered before newer live ones, so a block that was removed meanwhile is never resurrected. A publisher

@@ -170,6 +170,40 @@ def test_repeated_and_late_messages() -> None:
     assert tracker.live(_live(1), 0.3) == [Stale("e", 0, 1)]
 
 
+def test_a_batch_that_seems_old_is_asked_for() -> None:
+    """A new life with an earlier clock is found by its first batch: the publisher has it, so it is its own."""
+    tracker = _tracker()
+    for seq in range(6):
+        tracker.live(_live(seq), 0)
+    assert _short(tracker.live(_live(0, ts=40.0), 1)) == ["Stale"]
+    assert tracker.replay is not None
+    assert tracker.replay.start == 0
+    assert _short(tracker.live(_live(1, ts=41.0), 1)) == ["Stale"]
+    assert _short(tracker.reply(_reply(0, ts=40.0), 1)) == ["Restart"]
+    for seq in (0, 1):
+        tracker.reply(_reply(seq, ts=40.0 + seq), 1)
+    assert _short(tracker.reply(_reply(-1), 1)) == [0, 1]
+    assert _short(tracker.live(_live(2, ts=42.0), 2)) == [2]
+
+
+def test_a_late_batch_of_a_former_life_is_none_of_the_publishers() -> None:
+    """It is asked for once; the publisher has another batch of that number, or none, and its stream goes on."""
+    tracker = _tracker()
+    tracker.live(_live(5), 0)
+    tracker.live(_live(0, ts=200.0), 0)
+    for seq in (1, 2, 3):
+        tracker.live(_live(seq, ts=200.0 + seq), 0)
+    assert _short(tracker.live(_live(2, ts=102.0), 1)) == ["Stale"]
+    assert _short(tracker.live(_live(4, ts=204.0), 1)) == []  # waits for the answer
+    asked = tracker.asked
+    assert _short(tracker.live(_live(1, ts=101.0), 1)) == ["Stale"]
+    assert tracker.asked == asked
+    for seq in (2, 3, 4):
+        assert "Restart" not in _short(tracker.reply(_reply(seq, ts=200.0 + seq), 1))
+    assert _short(tracker.reply(_reply(-1), 1)) == [4]
+    assert _short(tracker.live(_live(5, ts=205.0), 2)) == [5]
+
+
 def test_a_restart_is_a_new_life() -> None:
     """Numbers fall back to 0 with a later time: what was held is gone, and the new life is complete."""
     tracker = _tracker()

@@ -466,6 +466,23 @@ def test_a_loss_stays_until_a_clear_or_a_restart() -> None:
     assert index.knowledge("a").exact
 
 
+def test_a_batch_without_a_place_is_a_doubt_until_the_stream_goes_on() -> None:
+    """It may be of a new life whose clock was set back, so EXACT is not claimed; a restart or the next batch tells."""
+    index = ResidencyIndex()
+    index.apply_record("a", Stale("e", 0, 7))
+    assert index.knowledge("a").reasons == ("never-heard",)
+    index.apply_record("a", record(0, stored(H[:1])))
+    index.apply_record("a", Stale("e", 0, 0))
+    state = index.knowledge("a")
+    assert (state.state, state.reasons) == (State.DEGRADED, ("stale",))
+    index.apply_record("a", record(1))
+    assert index.knowledge("a").exact
+    index.apply_record("a", Stale("e", 0, 0))
+    index.apply_record("a", Restart("e", 0, 1))
+    assert index.knowledge("a").exact
+    assert one(index).blocks == 0
+
+
 def test_numbers_that_are_skipped_without_a_word_are_a_loss() -> None:
     """A stream that was joined late is not EXACT either."""
     index = ResidencyIndex()
@@ -506,7 +523,6 @@ def test_what_cannot_be_read_degrades() -> None:
     index = ResidencyIndex()
     index.apply_record("a", record(0))
     index.apply_record("a", BadMessage("e", None, None, 0, "two frames", ()))
-    index.apply_record("a", Stale("e", 0, 0))
     assert index.knowledge("a").exact
     index.apply_record("a", BadMessage("e", 0, 1, 0, "not msgpack", ()))
     index.apply_record("a", record(2))

@@ -8,7 +8,8 @@ time (each batch carries its own). So against the latest message
 
 * a lower number with a later time begins a new life;
 * a higher number with an earlier time, or a lower one that is not among those delivered, is of a former life or was
-  given up already: it is not delivered (a run of such messages is a new life whose clock was set back);
+  given up already: it is not delivered (a run of such messages is a new life whose clock was set back; where there is
+  a replay, the publisher is asked at the first of them, and has that batch only if its own life is meant);
 * a number and payload that were delivered before are a repetition.
 
 A new life whose first messages were all missed can look like a gap, or like no gap at all; therefore a replay asks for
@@ -118,7 +119,8 @@ class Replay:
     ``wanted``: the first number that is missing; ``start`` may be one before it. ``probe``: asked without a gap, to
     see whether the last messages were missed. ``verify``: a probe that must end, since the publisher may be in another
     life. ``until``: the end of it, however often it answers; ``seen``: the highest number that it answered, a lower or
-    repeated one being no progress. ``whole``: the end marker came.
+    repeated one being no progress. ``whole``: the end marker came. ``suspect``: number and fingerprint of a batch that
+    seems old; a publisher that has it is in another life than the one followed.
     """
 
     start: int
@@ -133,6 +135,7 @@ class Replay:
     seen: int = -1
     ended: bool = False
     whole: bool = False
+    suspect: tuple[int, bytes] | None = None
 
 
 @dataclass(slots=True)
@@ -223,11 +226,11 @@ class PublisherTracker:
             replay.seen = message.seq
             replay.deadline = min(now + self.replay_timeout, replay.until)
         if message.seq < replay.wanted:
-            known = self._delivered.get(message.seq)
-            differs = (
-                self._order(message) == "new" if known is None else known[0] != _fingerprint(message.payload)
-            )
-            return self._begin_anew(message, now) if differs else []
+            known, shown = self._delivered.get(message.seq), _fingerprint(message.payload)
+            differs = self._order(message) == "new" if known is None else known[0] != shown
+            if differs or replay.suspect == (message.seq, shown):
+                return self._begin_anew(message, now)
+            return []
         replay.lowest = message.seq if replay.lowest is None else min(replay.lowest, message.seq)
         replay.highest = message.seq if replay.highest is None else max(replay.highest, message.seq)
         order = self._order(message)
@@ -315,7 +318,19 @@ class PublisherTracker:
         self._stale_run += 1
         if self._stale_run > _STALE_RUN:
             return self._new_life(message, now)
+        if self._stale_run == 1 and self._is_behind(message.seq):
+            self._suspect(message, now)
         return [Stale(self.endpoint, self.rank, message.seq)]
+
+    def _suspect(self, message: Message, now: float) -> None:
+        """Ask whether a batch that seems old is the publisher's own; what comes meanwhile waits for the answer."""
+        if self.replay is not None or not self.can_replay or message.batch is None:
+            return
+        assert self.expected is not None
+        self._ask(self.expected, now, overlap=False, probe=True)
+        assert self.replay is not None
+        self.replay.start, self.replay.verify = message.seq, True
+        self.replay.suspect = (message.seq, _fingerprint(message.payload))
 
     def _new_life(self, message: Message, now: float) -> list[Record]:
         records = self._restart(message)

@@ -24,6 +24,7 @@ REASONS: Mapping[str, str] = {
     "refused": "what the engine published is beyond what an index takes: ranks, groups, or tokens of a block",
     "restored": "restored from a snapshot; the stream has not shown that it is the same life",
     "reuse-reported": "stores may be reports of reuse, so copies cannot be counted",
+    "stale": "a batch came that has no place in the stream: of a former life, or of one that has not shown itself",
     "store-unreachable": "the shared store does not answer",
     "undecodable": "a batch, or an event in one, could not be read",
     "unknown-event": "an event of a kind that is not known was passed over",
@@ -75,6 +76,7 @@ class Ledger:
         self.heard = True
         self.last_seq, self.last_ts = seq, ts
         self._expected = following(seq)
+        self.faults.pop("stale", None)
 
     def unnumbered(self, ts: float) -> None:
         """Note a batch whose number is not known: the caller vouches for the order."""
@@ -110,6 +112,11 @@ class Ledger:
         if seq is not None:
             self.last_seq, self.last_ts = seq, None
             self._expected = following(seq)
+
+    def stale(self, now: float) -> None:
+        """Note a batch that was not delivered: until one is, it may be of a new life as well as of a former one."""
+        if self.heard:
+            self.fault("stale", now)
 
     def fault(self, reason: str, now: float) -> None:
         """Note a fault, where it is not known yet."""

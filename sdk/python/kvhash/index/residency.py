@@ -249,6 +249,7 @@ class ResidencyIndex:
                 map_.ledger.unreadable(record.seq if each == record.rank else None, now)
         elif isinstance(record, Stale):
             self._counts["stale"] += 1
+            rank.ledger.stale(now)
 
     @_alone
     def remove(self, engine: str) -> bool:

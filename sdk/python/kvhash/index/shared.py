@@ -330,6 +330,7 @@ class SharedResidencyIndex:
             ledger.unreadable(record.seq, now)
         elif isinstance(record, Stale):
             rank.map.counts["stale"] += 1
+            ledger.stale(now)
         return life
 
     def _new_life(self, rank: StoredRank, operations: Operations) -> None:
