@@ -106,9 +106,9 @@ def conformance(
     """Ask PROGRAM the whole corpus over stdin and stdout and say what it gets right.
 
     For each capability: how many passed and failed, and the first layer that differs (serialization, digest, chain,
-    external form, extra keys). A failing value that a known mistake gives is named. A program that hangs, crashes,
-    writes rubbish or answers out of order is reported, never waited for. Exit status 1 when anything failed or
-    nothing was asked.
+    external form, extra keys). A failing value that a known mistake gives is named. A program that hangs, crashes
+    (also after its last answer), writes rubbish or answers out of order is reported, never waited for; its exit
+    status is told and decides nothing. Exit status 1 when anything failed or nothing was asked.
 
     \b
     Examples:
@@ -131,6 +131,8 @@ def conformance(
     skips = read_skips(skip_file, data) if skip_file else {}
     report = run(command, data, cases, skips=skips, idle_seconds=timeout, total_seconds=deadline)
     click.echo(FORMATS[output](report), nl=False)
+    if report.status:
+        click.echo(f"the program's exit status was {report.status}, which decides nothing here", err=True)
     if not report.passed:
         raise click.exceptions.Exit(_FAILED)
 

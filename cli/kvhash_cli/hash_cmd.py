@@ -94,13 +94,12 @@ def _answer_lines(name: str, defaults: dict[str, Any], max_line_bytes: int) -> N
 
 
 def _bounded_lines(lines: BinaryIO, limit: int) -> Iterator[bytes]:
-    """Yield lines, of a longer one only the first `limit` + 1 bytes; the rest of it is read past, not kept."""
-    while line := lines.readline(limit + 1):
+    """Yield lines, of a longer one only the first `limit` + 2 bytes; the rest of it is read past, not kept."""
+    most = limit + len(b"\r\n")
+    while line := lines.readline(most):
         yield line
-        while len(line) > limit and not line.endswith(b"\n"):
-            line = lines.readline(limit + 1)
-            if not line or line.endswith(b"\n"):
-                break
+        while len(line) == most and not line.endswith(b"\n"):
+            line = lines.readline(most)
 
 
 def _print(request: HashRequest, output: str, identity: str) -> None:

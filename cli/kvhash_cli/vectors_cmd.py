@@ -162,6 +162,8 @@ def _show_coverage(data: Corpus) -> None:
 def export(corpus: Path | None, folder: Path) -> None:
     """Copy the corpus to DIR, which must not exist or be empty, to vendor it in another project.
 
+    DIR may be a link to an empty folder, and does not lie within a corpus.
+
     \b
     Example:
       kvhash vectors export third_party/kvhash-vectors
@@ -169,14 +171,16 @@ def export(corpus: Path | None, folder: Path) -> None:
     data = load_corpus(corpus)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder} exists and is not empty; expected a new folder", code="folder-not-empty")
+    _outside_a_corpus(folder)
     _undamaged(data)
-    draft = folder.parent / f".{folder.name}.part"
+    target = folder.resolve()  # a link to an empty folder stays one
+    draft = target.parent / f".{target.name}.part"
     shutil.rmtree(draft, ignore_errors=True)
     try:
         shutil.copytree(data.root, draft)
-        if folder.exists():
-            folder.rmdir()
-        draft.rename(folder)
+        if target.exists():
+            target.rmdir()
+        draft.rename(target)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     click.echo(f"{len(data)} vectors of corpus {data.version} are in {folder}", err=True)
@@ -195,11 +199,20 @@ def archive(corpus: Path | None, folder: Path) -> None:
       kvhash vectors archive dist
     """
     data = load_corpus(corpus)
+    _outside_a_corpus(folder)
     _undamaged(data)
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / archive_name(data)
     write_archive(data, target)
     click.echo(str(target))
+
+
+def _outside_a_corpus(folder: Path) -> None:
+    """Refuse to write into a corpus: what is put there has no checksum, so the corpus would be a damaged one."""
+    target = folder.resolve()
+    for parent in (target, *target.parents):
+        if all((parent / name).is_file() for name in ("manifest.json", "SHA256SUMS")):
+            raise UsageError(f"{folder} lies within a corpus, {parent}", code="folder-in-corpus")
 
 
 def _undamaged(data: Corpus) -> None:

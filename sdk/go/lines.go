@@ -12,7 +12,8 @@ import (
 	"strings"
 )
 
-// MaxLineBytes is the longest request line that is read, its line end not counted.
+// MaxLineBytes is the longest request line that is read, its line end (one \n or \r\n) not counted. A blank line is
+// no exception.
 const MaxLineBytes = 8 * 1024 * 1024
 
 // AnswerLines answers the request lines and event lines of in on out, one line each, in order; blank lines are
@@ -22,7 +23,7 @@ func AnswerLines(in io.Reader, out io.Writer) (refused int, err error) {
 	reader := bufio.NewReaderSize(in, 1<<16)
 	for {
 		line, readErr := boundedLine(reader)
-		if len(bytes.Trim(line, " \t\n\r\v\f")) > 0 {
+		if tooLong(line) || len(bytes.Trim(line, " \t\n\r\v\f")) > 0 {
 			answer, ok := AnswerLine(line)
 			if !ok {
 				refused++
@@ -38,6 +39,10 @@ func AnswerLines(in io.Reader, out io.Writer) (refused int, err error) {
 			return refused, readErr
 		}
 	}
+}
+
+func tooLong(line []byte) bool {
+	return len(bytes.TrimSuffix(bytes.TrimSuffix(line, []byte("\r\n")), []byte("\n"))) > MaxLineBytes
 }
 
 // boundedLine reads one line; of a longer one only two bytes more than MaxLineBytes are kept, the rest is read past.
@@ -69,7 +74,7 @@ func AnswerLine(line []byte) (answer []byte, ok bool) {
 }
 
 func answerBody(line []byte, identity *[]byte) ([]byte, error) {
-	if len(bytes.TrimRight(line, "\r\n")) > MaxLineBytes {
+	if tooLong(line) {
 		return nil, fault(CodeLineTooLong, "", "the line has more than the %d bytes that are read", MaxLineBytes)
 	}
 	v, err := parseJSON(line)

@@ -105,6 +105,21 @@ def test_a_long_line_is_refused_and_the_next_answered() -> None:
     assert GOOD_HASH in run("hash", "--jsonl", "-", "--max-line-bytes", "100", *GOOD, stdin=small)[0]
 
 
+def test_where_a_line_ends_for_its_limit() -> None:
+    """One line end is not counted; what stands behind the limit is never cut off and forgotten, blank or not."""
+    good, end = '{"id":"s","tokens":[1,2,3,4]}', "\r\n"
+
+    def codes(text: str, status: int) -> list[str | None]:
+        limit = ("--max-line-bytes", str(len(good)))
+        out, _ = run("hash", "--jsonl", "-", *limit, *GOOD, stdin=text + good, status=status)
+        return [json.loads(line).get("error", {}).get("code") for line in out.splitlines()]
+
+    assert codes(good + end, 0) == [None, None]
+    assert codes(" " * len(good) + end, 0) == [None]
+    long = (good + " ", good + "\r\r}", good + "\r\r", " " * (len(good) + 1), " " * 99 + good, " " * 99)
+    assert codes("".join(line + end for line in long), 2) == ["line-too-long"] * len(long) + [None]
+
+
 def test_root() -> None:
     """NONE_HASH of the settings, as text and as a record."""
     expected = "4e1195df020de59e0d65a33a4279f1183e7ae4e5d980e309f8b55adff2e61c3e"

@@ -25,6 +25,15 @@ _SPACES = (
     "\u3000",
     "\u180e",
     "\u200b",
+    "\u1680",
+    "\u2007",
+    "\u2028",
+    "\u2029",
+    "\u202f",
+    "\u205f",
+    "\x1d",
+    "\x1e",
+    "\x0b\x0c\r",
     "\t\n",
     "\x00",
 )
@@ -34,6 +43,10 @@ _RELEASES = (
     "1000000.0", "999999.999999.999999.999999", "..", "0.33.0-.rc1", "0.33.0--rc1", "0.33.0.post1.dev2", "0.33.0a",
     "0.33.0alphabeta", "0.33.0c1", "late\u017ft", "0.33 .0", "00.033.000", "0.9.1.post1", "0.9.2rc1", "0.9", "v",
     "vv0.33.0", "0.10.10", "0.33.0+" + "a" * 93, "0.33.0+" + "a" * 94, " " * 101 + "latest", " " * 101 + "0.33.0",
+    " " * 94 + "0.33.0", " " * 95 + "0.33.0", "0.33.1000", "0.33.999999", "0.33.1000000", "0.33.1000000000",
+    "0.33.0+a..b", "LATEST", "V0.33.0", "latest1", "0.33.0alpha1", "0.33.0preview2", "0.33.0.rev3", "0.33.0-r4",
+    "0.33.0_post_4", "0.33.0-4", "0.33.0.rc.1", "0.33.0.rc..1", "0.33.0rc1+", "0.33.0+a+b", "0.33.0+a b", "v 0.33",
+    "0.33.0.1.2",
 )  # fmt: skip
 _ALGORITHMS = ("SHA256", "sha256 ", "sha256\0", "Builtin", "toString", "__proto__", "constructor")
 
@@ -52,6 +65,7 @@ _TEXTS = (
 )  # fmt: skip
 _HEX = (
     "", "0", "00", "0000", " 0000", "0000 ", "00 00", "0 000", "00\t00", "00\n00", "00\u00a000", "0x00", "AAFF", "aAfF",
+    "00\r00", "\x0b\x0c00\r\n", "\u200300",
     "00\x1c00", "\uff10\uff1000", "00\x0b00", "00\x0c00", "00\x8500", "00,00", "00\x0000",
 )  # fmt: skip
 
@@ -99,7 +113,8 @@ _TWICE = (
 _BYTES = (
     b"\xc2\xa0" + _GOOD, b"\x0c" + _GOOD, _GOOD + b"\x0b", _GOOD + b"\xc2\x85", _GOOD + b"\r", _GOOD + b" \t",
     b"\xc0\x80", b"\xf4\x90\x80\x80", b'{"id":"\xc0\xaf","tokens":[1]}', b'{"id":"\xe2\x82"}', b"\x00", b"\x1c",
-    b"\xc2\x85", b"/**/" + _GOOD, _GOOD + _GOOD, _GOOD + b"]", b"\xff\xfe{\x00}\x00", _GOOD[:-1], _GOOD[:-2] + b",]}",
+    b"\xc2\x85", b"\xc2\xa0", b"\xe2\x80\x83", b"\x1f", b" \xc2\x85 ",
+    b"/**/" + _GOOD, _GOOD + _GOOD, _GOOD + b"]", b"\xff\xfe{\x00}\x00", _GOOD[:-1], _GOOD[:-2] + b",]}",
     b'{"id":1,"tokens":[1,,2]}', b'{"id":1,"tokens":[,1]}', b'{,"id":1}', b'{"id":1,}', b'{"id" 1}', b"{id:1}", b"nul",
     b"nullx", b"truefalse",
 )  # fmt: skip
@@ -180,9 +195,12 @@ def changed_lines(lines: list[bytes], count: int, seed: int) -> list[bytes]:
 
 
 def long_lines() -> list[bytes]:
-    """Return lines around the longest that is read, with every kind of end, and one that follows them."""
+    """Return lines around the longest that is read, blank ones too, with every kind of end, and one behind them."""
     ends = (b"\n", b"\r\n")
     lines = [
         _GOOD + b" " * (MAX_LINE_BYTES + more - len(_GOOD)) + end for more in (0, 1, 100) for end in ends
     ]
-    return [*lines, _GOOD + b"\n"]
+    full = _GOOD + b" " * (MAX_LINE_BYTES - len(_GOOD))
+    lines += [full + end + b"\n" for end in (b"\r\r", b"\r\r}", b"\r" * 100)]
+    lines += [b" " * (MAX_LINE_BYTES + more) + end for more in (0, 1, 100) for end in ends]
+    return [*lines, b"\r" * (MAX_LINE_BYTES + 9) + b"\n", _GOOD + b"\n"]

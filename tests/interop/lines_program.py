@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvhash.events.lines import answer_all_lines
+from kvhash.request import MAX_LINE_BYTES
 
 from ..data_files import RELEASES, hash_cases, hash_results, request_of
 
@@ -43,7 +44,10 @@ def assert_same_answers(command: Sequence[str], lines: Sequence[bytes]) -> int:
     expected = [_comparable(answered) for answered in answer_all_lines(lines)]
     got = [_comparable(answered) for answered in run_lines(command, lines)]
     assert len(got) == len(expected)
-    for line, ours, theirs in zip([line for line in lines if line.strip()], expected, got, strict=True):
+    asked = [
+        line for line in lines if line.strip() or len(line.rstrip(b"\n").removesuffix(b"\r")) > MAX_LINE_BYTES
+    ]
+    for line, ours, theirs in zip(asked, expected, got, strict=True):
         assert theirs == ours, line[:2000]
     return sum("error" not in answered for answered in expected)
 

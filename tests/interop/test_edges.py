@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -40,8 +41,18 @@ def test_changed_lines_are_answered_as_python_does(name: str) -> None:
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_the_longest_line_is_the_same(name: str) -> None:
-    """The limit does not count the line's end; a longer line is refused, and the next one is answered."""
+    """The limit does not count the line's end; a longer one is refused, blank or not, and the next is answered."""
     assert assert_same_answers(built.PROGRAMS[name](), long_lines()) == 3
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_number_beyond_its_range_is_told_the_end_that_it_is_beyond(name: str) -> None:
+    """An adapter's id of 2^63 is told that it is too large, not that it should be at least 1."""
+    ids = (2**63, 2**100, 2**140)
+    line = '{"id":%d,"hash_seed":"0","tokens":[1],"lora":{"name":"n","path":"p","id":%d}}\n'
+    for answer in run_lines(built.PROGRAMS[name](), [(line % (i, i)).encode() for i in ids]):
+        assert answer["error"]["code"] == "invalid-lora"
+        assert re.search(r"2\^63 - 1|9223372036854775807", answer["error"]["message"]), answer
 
 
 @pytest.mark.parametrize("name", OTHERS)

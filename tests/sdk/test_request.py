@@ -92,6 +92,15 @@ def test_a_bad_line_is_one_error_and_the_rest_is_answered(bad: bytes, code: str)
     assert results[1]["error"]["message"]
 
 
+def test_the_length_is_looked_at_before_blank_lines_are_passed_over() -> None:
+    """A blank line that is too long is refused, one of just the limit is passed over, whatever its end."""
+    for end in (b"\n", b"\r\n"):
+        assert list(answer_lines([b" " * 10 + end], max_line_bytes=10)) == []
+        (result,) = answer_lines([b" " * 11 + end], max_line_bytes=10)
+        assert result["error"]["code"] == "line-too-long"
+        assert result["id"] is None
+
+
 def test_the_id_of_a_refused_line_comes_back() -> None:
     """Any JSON id is echoed, so that the caller knows which line was refused."""
     for identity in ("b", 7, None, [1], {"a": 1}):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from kvhash.vectors.conformance import select
 from kvhash.vectors.coverage import gaps
 from kvhash.vectors.generate import _sums
 from kvhash.vectors.shape import check_vector
-from kvhash.vectors.verify import verify_vector
+from kvhash.vectors.verify import verify_checksums, verify_vector
 from kvhash_cli.conformance_cmd import conformance
 from kvhash_cli.vectors_cmd import vectors
 
@@ -305,6 +306,45 @@ def test_a_foreign_corpus_prints_nothing_that_commands_a_terminal(small: Path) -
     with pytest.raises(CorpusError) as error:
         load_corpus(small)
     assert str(error.value).isprintable()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link to a file", "link to a folder", "link to nothing", "file"])
+def test_whatever_lies_in_the_folder_and_has_no_checksum_is_told(small: Path, kind: str) -> None:
+    """A stray pipe or link is found as a stray file is; a pipe that stands for a file is not waited for."""
+    stray = small / "stray"
+    if kind == "pipe":
+        os.mkfifo(stray)
+    elif kind == "file":
+        stray.touch()
+    else:
+        places = {"file": "VERSION", "folder": "..", "nothing": "nowhere"}
+        stray.symlink_to(places[kind.split()[-1]])
+    assert verify_checksums(small) == ["stray has no checksum"]
+
+
+def test_an_export_into_a_link_to_an_empty_folder(small: Path, tmp_path: Path) -> None:
+    """The help says that DIR may be empty: the link stays, and what it names is the corpus."""
+    (tmp_path / "empty").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to("empty")
+    result = invoke("export", str(link), "--corpus", str(small))
+    assert result.exit_code == 0, result.output
+    assert link.is_symlink()
+    assert verify_checksums(tmp_path / "empty") == []
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize(("command", "place"), [("export", "through"), ("archive", "deep/er")])
+def test_nothing_is_written_into_a_corpus(small: Path, tmp_path: Path, command: str, place: str) -> None:
+    """A folder within a corpus is refused, also through a link; the corpus stays what it was."""
+    vendored = tmp_path / "vendored"
+    shutil.copytree(small, vendored)
+    (tmp_path / "way").symlink_to(vendored)
+    folder = tmp_path / "way" / "sub" if place == "through" else vendored / place
+    result = invoke(command, str(folder), "--corpus", str(small))
+    assert isinstance(result.exception, KvHashError)
+    assert result.exception.code == "folder-in-corpus"
+    assert verify_checksums(vendored) == []
 
 
 def test_an_archive_makes_its_folder(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import time
 from functools import cache
@@ -11,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from kvhash.events.lines import answer_all_lines
 from kvhash.vectors import load_corpus
 from kvhash.vectors.conformance import Case, Report, run, select
 from kvhash.vectors.report import FORMATS
+from kvhash_cli.conformance_cmd import conformance
 
 from .programs import CORPUS, python
 
@@ -59,7 +62,7 @@ def statuses(report: Report) -> set[str]:
     return {outcome.status for outcome in report.outcomes}
 
 
-@pytest.mark.parametrize("ending", ["", "sys.exit(3)", "os.kill(os.getpid(), 9)"])
+@pytest.mark.parametrize("ending", ["", "sys.exit(3)"])
 def test_a_child_in_another_session_is_not_waited_for(tmp_path: Path, ending: str) -> None:
     """What the program left behind holds the pipes open for a minute; the runner ends long before, all answers read."""
     pid_file = tmp_path / "pid"
@@ -105,6 +108,40 @@ def test_an_exception_while_answers_are_taken_ends_the_program(tmp_path: Path) -
         run(command, load_corpus(CORPUS), cases(), on_outcome=fail)
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid_file.read_text()), 0)
+
+
+@pytest.mark.parametrize("end", ["os.kill(os.getpid(), 11)", "os.close(1); os.kill(os.getpid(), 11)"])
+@pytest.mark.parametrize("shell", [False, True])
+def test_a_death_by_a_signal_after_the_last_answer_is_a_crash(end: str, shell: bool) -> None:
+    """All answers are right and the program, or what a shell ran for it, dies: that is a fault, named by its signal."""
+    command = program(last=f"sys.stdout.flush(); {end}")
+    if shell:
+        command = shlex.join(["sh", "-c", f"{command}; exit $?"])
+    report = run(command, load_corpus(CORPUS), cases())
+    assert statuses(report) == {"passed"}
+    assert not report.passed
+    (fault,) = report.faults
+    assert (fault.kind, fault.id) == ("crash", None)
+    assert "SIGSEGV" in fault.message
+    assert "1 crash" in FORMATS["text"](report).splitlines()[-1]
+
+
+@pytest.mark.parametrize("status", [0, 2, 3, 200])
+def test_an_exit_status_decides_nothing_and_is_kept(status: int) -> None:
+    """Right answers pass whatever the status; the report has it, for the command to tell."""
+    report = check(last=f"sys.exit({status})")
+    assert report.passed, FORMATS["text"](report)
+    assert report.status == status
+
+
+def test_an_exit_status_that_is_not_zero_is_told_on_stderr() -> None:
+    """stdout is the report alone; the command's own status stays 0."""
+    told = CliRunner().invoke(conformance, ["--cmd", program(last="sys.exit(3)"), "--run", FEW])
+    assert told.exit_code == 0, told.output
+    assert "status was 3" in told.stderr
+    assert "status was" not in told.stdout
+    quiet = CliRunner().invoke(conformance, ["--cmd", program(), "--run", FEW])
+    assert quiet.stderr == ""
 
 
 def test_a_lost_answer_costs_one_case() -> None:

@@ -97,8 +97,12 @@ def check_int(
     except TypeError:  # a NumPy array has `__index__` too
         raise error(f"expected {what} as an integer, got {type(value).__name__}", at=at) from None
     if not minimum <= number <= maximum:
-        shown = str(number) if abs(number) < 1 << 70 else "a larger one"
-        limit = f"from {minimum} to {maximum}" if maximum < 1 << 62 else f"of at least {minimum}"
+        shown = "a smaller one" if number < minimum else "a larger one"
+        if abs(number) < 1 << 70:
+            shown = str(number)
+        limit = f"from {minimum} to {maximum}"
+        if maximum == (1 << 63) - 1:
+            limit = f"of at least {minimum}" if number < minimum else "of at most 2^63 - 1"
         raise error(f"expected {what}, an integer {limit}, got {shown}", at=at)
     return number
 

@@ -275,15 +275,17 @@ def answer_lines(
 ) -> Iterator[dict[str, Any]]:
     """Answer request lines one by one; blank lines are passed over, a bad line gives an error object in its place.
 
-    A line longer than `max_line_bytes` is refused unread (its ``id`` is null then, as for a line that is no JSON).
+    A line longer than `max_line_bytes` (its end, one ``\\n`` or ``\\r\\n``, not counted) is refused unread, blank or
+    not; its ``id`` is null then, as for a line that is no JSON.
     `other` answers lines of another kind among them: it gets each line's object, and returns None for a request.
     """
     for line in lines:
-        if not line.strip():
+        too_long = len(line.removesuffix(b"\r\n").removesuffix(b"\n")) > max_line_bytes
+        if not too_long and not line.strip():
             continue
         identity: Any = None
         try:
-            if len(line.rstrip(b"\r\n")) > max_line_bytes:
+            if too_long:
                 raise LineTooLongError(
                     f"the line has more than the {max_line_bytes} bytes that are read (raise the limit to hash it)"
                 )

@@ -72,7 +72,8 @@ export function checkInt(
     throw new KvHashError(code, `expected ${what} as an integer, got ${describe(value)}`, at);
   }
   if (whole < BigInt(minimum) || whole > maximum) {
-    const limit = maximum < MAX_INT64 ? `from ${minimum} to ${maximum}` : `of at least ${minimum}`;
+    const below = whole < BigInt(minimum) ? `of at least ${minimum}` : "of at most 2^63 - 1";
+    const limit = maximum < MAX_INT64 ? `from ${minimum} to ${maximum}` : below;
     throw new KvHashError(code, `expected ${what}, an integer ${limit}, got ${shown(whole)}`, at);
   }
   return whole;

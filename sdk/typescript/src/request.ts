@@ -143,10 +143,11 @@ export function answerLine(
   line: Uint8Array,
   handlers: ReadonlyMap<string, (line: Map<string, Json>) => { readonly [name: string]: JsonLike }> = new Map(),
 ): string | null {
-  if (isBlank(line)) return null;
+  const tooLong = lengthWithoutEnd(line) > MAX_LINE_BYTES;
+  if (!tooLong && isBlank(line)) return null;
   let id: Json = null;
   try {
-    if (lengthWithoutEnd(line) > MAX_LINE_BYTES) {
+    if (tooLong) {
       throw new DecodeError("line-too-long", `the line has more than the ${MAX_LINE_BYTES} bytes that are read`);
     }
     const value = parseJsonBytes(line);
@@ -164,9 +165,8 @@ export function answerLine(
 }
 
 function lengthWithoutEnd(line: Uint8Array): number {
-  let length = line.length;
-  while (length > 0 && (line[length - 1] === 0x0a || line[length - 1] === 0x0d)) length--;
-  return length;
+  if (line.at(-1) !== 0x0a) return line.length;
+  return line.length - (line.at(-2) === 0x0d ? 2 : 1);
 }
 
 function isBlank(line: Uint8Array): boolean {

@@ -13,6 +13,10 @@ from kvhash.digest import sha256, xxh3_128
 __all__ = ["Difference", "compare"]
 
 
+#: The fields of an answer. Others may stand beside them and beside an error: a later kvhash may know more.
+_ANSWERS = ("none_hash", "block_hashes", "external", "extra_keys", "batch")
+
+
 @dataclass(frozen=True)
 class Difference:
     """How an answer differs.
@@ -29,19 +33,21 @@ class Difference:
 def compare(vector: Mapping[str, Any], got: Mapping[str, Any]) -> Difference | None:
     """Return how the answer `got` (without ``id``) differs from what `vector` expects; None when it is right."""
     expected = vector["expected"]
+    if "error" in got and not isinstance(got["error"], Mapping):
+        wanted = "an object with 'code' and 'message'" if "error" in expected else "an answer without it"
+        return Difference("protocol", f"'error' is {_kind(got['error'])}, {_short(got['error'])}; expected {wanted}")
     if "error" in expected:
         return _compare_refusal(expected["error"]["codes"], got, vector)
     if "error" in got:
-        return Difference("refusal", f"refused with {_error(got)}; expected an answer")
+        return Difference("refusal", f"refused with {_error(got['error'])}; expected an answer")
     if "batch" in expected:
         return _compare_batch(expected["batch"], got.get("batch"))
     found = [_compare_hashes(choice, got, vector) for choice in vector.get("accepted", [expected])]
     return None if None in found else found[0]
 
 
-def _error(got: Mapping[str, Any]) -> str:
-    error = got["error"]
-    return f"{error.get('code')!r} ({error.get('message')})" if isinstance(error, Mapping) else repr(error)
+def _error(error: Mapping[str, Any]) -> str:
+    return f"{error.get('code')!r} ({error.get('message')})"
 
 
 def _compare_refusal(
@@ -50,11 +56,13 @@ def _compare_refusal(
     said = " or ".join(codes)
     if "error" not in got:
         return Difference("refusal", f"answered; expected a refusal ({said})", _mistakes(vector, got))
-    error = got["error"]
-    code = error.get("code") if isinstance(error, Mapping) else None
-    if code in codes:
-        return None
-    return Difference("error code", f"refused with {_error(got)}; expected {said}")
+    if got["error"].get("code") not in codes:
+        return Difference("error code", f"refused with {_error(got['error'])}; expected {said}")
+    given = [repr(name) for name in _ANSWERS if name in got]
+    if given:
+        # Whoever reads these without looking at `error` has hashes of a request that has none.
+        return Difference("refusal", f"refused, but the line has {', '.join(given)} too; leave them out")
+    return None
 
 
 def _compare_hashes(
@@ -113,15 +121,20 @@ _OF_THE_CHAIN = {
 }
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Whether two JSON values are equal: 1 and 1.0 are, 1 and true are not."""
-    if isinstance(one, bool) or isinstance(other, bool):
-        return one is other
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
-    return bool(one == other)
+def _same(got: Any, wanted: Any) -> bool:
+    """Whether the JSON value `got` is the `wanted` one: where an integer is, 1.0 and true are not.
+
+    Where a float is expected 1 is as good as 1.0, for many a JSON writer knows no other form.
+    """
+    if isinstance(got, bool) or isinstance(wanted, bool):
+        return got is wanted
+    if isinstance(got, list) and isinstance(wanted, list):
+        return len(got) == len(wanted) and all(map(_same, got, wanted))
+    if isinstance(got, dict) and isinstance(wanted, dict):
+        return got.keys() == wanted.keys() and all(_same(got[name], wanted[name]) for name in got)
+    if isinstance(got, float) and isinstance(wanted, int):
+        return False
+    return bool(got == wanted)
 
 
 @dataclass(frozen=True)
@@ -197,6 +210,10 @@ def _told(right: Any, wrong: Any) -> str:
         return f"expected decimal text, {shown}; got a number, {came}"
     if isinstance(right, str) and isinstance(wrong, str) and right == wrong.lower():
         return f"expected {shown}, got {came}: hex is lower case"
+    if right == wrong and _kind(right) not in ("a number", "a truth value"):
+        return f"expected {shown}, got {came}: an integer is written as one, not as 1.0 or true"
+    if _kind(right) == _kind(wrong) == "a number" and right == wrong:
+        return f"expected an integer, {shown}; got {came}"
     if str(right) == str(wrong):
         return f"expected {_kind(right)}, {shown}; got {_kind(wrong)}, {came}"
     return f"expected {shown}, got {came}"
@@ -243,8 +260,8 @@ def _compare_batch(expected: Mapping[str, Any], got: Any) -> Difference | None:
         return Difference("events", f"expected {len(expected['events'])} events, got {_short(events)}")
     for i, (event, wanted) in enumerate(zip(events, expected["events"], strict=True)):
         right, wrong = _plain(wanted), _plain(event)
-        if not _same(right, wrong):
-            names = [name for name in {**right, **wrong} if not _same(right.get(name), wrong.get(name))]
+        if not _same(wrong, right):
+            names = [name for name in {**right, **wrong} if not _same(wrong.get(name), right.get(name))]
             name = names[0] if names else "*"
             return Difference("events", f"event {i}, {name}: {_told(right.get(name), wrong.get(name))}")
     return None

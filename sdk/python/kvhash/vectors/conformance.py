@@ -22,7 +22,7 @@ from .inputs import expand
 from .load import REQUEST_KINDS, Corpus, CorpusError, applies
 from .matching import Answer, ProgramFault, Question
 from .mistakes import MISTAKES
-from .program import exchange
+from .program import Ended, exchange
 
 __all__ = ["CAPABILITIES", "Case", "Outcome", "Report", "read_skips", "run", "select"]
 
@@ -83,13 +83,17 @@ class Outcome:
 
 @dataclass
 class Report:
-    """What a program did with the corpus. ``not_asked``: kinds of vectors that are not known here, and their number."""
+    """What a program did with the corpus. ``not_asked``: kinds of vectors that are not known here, and their number.
+
+    ``status``: the program's exit status, which decides nothing; None where it had to be ended or was not started.
+    """
 
     command: str
     corpus_version: str
     outcomes: list[Outcome] = field(default_factory=list)
     faults: list[ProgramFault] = field(default_factory=list)
     not_asked: Mapping[str, int] = field(default_factory=dict)
+    status: int | None = None
 
     @property
     def passed(self) -> bool:
@@ -253,6 +257,9 @@ def run(
         exchange(command, questions, idle_seconds=idle_seconds, total_seconds=total_seconds)
     ) as messages:
         for message in messages:
+            if isinstance(message, Ended):
+                report.status = message.status
+                continue
             outcome = _outcome(by_id, message)
             if isinstance(message, ProgramFault):
                 report.faults.append(message)

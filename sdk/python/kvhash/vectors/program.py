@@ -15,6 +15,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import IO
 
@@ -22,7 +23,7 @@ from kvhash._errors import UsageError
 
 from .matching import Answer, Matcher, ProgramFault, Question
 
-__all__ = ["Answer", "ProgramError", "ProgramFault", "Question", "exchange"]
+__all__ = ["Answer", "Ended", "ProgramError", "ProgramFault", "Question", "exchange"]
 
 _MAX_ANSWER_BYTES = 64 << 20
 _MAX_FAULTS = 20
@@ -38,6 +39,13 @@ class ProgramError(UsageError):
     """The program cannot be started."""
 
     code = "program-not-started"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The program's exit status, negative for a signal; None where it did not end by itself."""
+
+    status: int | None
 
 
 class _Running:
@@ -189,31 +197,45 @@ class _Running:
             self._close(stream)
         self._selector.close()
 
-    def ending(self) -> str:
-        """Return how the program ended, for people: its status and the end of what it said on stderr."""
+    def status(self) -> int | None:
+        """Return the status with which the program ended, negative for a signal; None when it does not end soon."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=2)
+        return self.process.poll()
+
+    def ending(self) -> str:
+        """Return how the program ended, for people: its status and the end of what it said on stderr."""
+        status = self.status()
         self.listen()
-        status = self.process.poll()
+        died = _signal(status)
         if status is None:
             how = "it closed its output"
-        elif status < 0:
-            how = f"it was ended by signal {-status}"
+        elif died:
+            how = f"it was ended by signal {died}"
             with contextlib.suppress(ValueError):
-                how = f"it was ended by {signal.Signals(-status).name}"
+                how = f"it was ended by {signal.Signals(died).name}"
         else:
             how = f"it ended with status {status}"
         said = self.stderr.decode("utf-8", "replace").strip().splitlines()[-3:]
         return how + (f"; stderr: {' | '.join(said)}" if said else "")
 
 
+def _signal(status: int | None) -> int:
+    """Return the signal that ended the program, itself or within a shell (which then says 128 more); else 0."""
+    if status is None or status >= 0 and status - 128 not in set(signal.Signals):
+        return 0
+    return -status if status < 0 else status - 128
+
+
 def exchange(
     command: str, questions: Sequence[Question], *, idle_seconds: float = 10.0, total_seconds: float = 600.0
-) -> Generator[Answer | ProgramFault, None, None]:
-    """Send every question and yield answers and faults as they come. Raises ProgramError.
+) -> Generator[Answer | ProgramFault | Ended, None, None]:
+    """Send every question and yield answers and faults as they come, and `Ended` at last. Raises ProgramError.
 
     `command` is split as a shell would split it, and run without one. Every question has at most one `Answer`. The
     program is ended when the iterator is closed: close it (`contextlib.closing`) where it may not be used up.
+
+    What the program started and put into a session of its own outlives it: nothing portable ends that.
     """
     running = _Running(command, (question.line for question in questions))
     matcher = Matcher(questions)
@@ -222,6 +244,7 @@ def exchange(
     try:
         end = yield from _answers(running, matcher, most, idle_seconds, total_seconds)
         yield from chain(matcher.order_faults(), matcher.missing(), [end] if end else [])
+        yield Ended(running.process.poll())
     finally:
         running.stop()
 
@@ -252,11 +275,11 @@ def _answers(
                     "flood", "stopped reading: too many lines that answer nothing", matcher.next
                 )
         if over:
-            return (
-                ProgramFault("crash", f"no answer: {running.ending()}", matcher.next)
-                if matcher.next
-                else None
-            )
+            if matcher.next:
+                return ProgramFault("crash", f"no answer: {running.ending()}", matcher.next)
+            if _signal(running.status()):
+                return ProgramFault("crash", f"everything is answered, then {running.ending()}", None)
+            return None
         if now >= total or (now >= idle and not lines):
             limit = f"{total_seconds:g} s in all" if now >= total else f"{idle_seconds:g} s"
             what = "no answer" if matcher.next else "it did not end"

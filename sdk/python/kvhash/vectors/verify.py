@@ -169,5 +169,7 @@ def verify_checksums(root: Path) -> list[str]:
             faults.append(f"{name} is missing")
         elif hashlib.sha256(path.read_bytes()).hexdigest() != digest:
             faults.append(f"{name} differs from its checksum")
-    here = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
+    # Links, pipes and sockets too: only a folder is nothing of its own.
+    found = (path for path in root.rglob("*") if path.is_symlink() or not path.is_dir())
+    here = {path.relative_to(root).as_posix() for path in found}
     return faults + [f"{name} has no checksum" for name in sorted(here - named.keys() - {"SHA256SUMS"})]

@@ -14,18 +14,19 @@ use crate::request::{from_hex, Request};
 use crate::text;
 use crate::value::Value;
 
-/// The longest request line, in bytes, its end not counted.
+/// The longest request line, in bytes, its end (one `\n` or `\r\n`) not counted.
 pub const MAX_LINE_BYTES: usize = 8 * 1024 * 1024;
 
-/// Answer one line, without a newline behind it; `None` for a blank one.
+/// Answer one line, without a newline behind it; `None` for a blank one. The length is looked at first: a blank line
+/// of more than [`MAX_LINE_BYTES`] is refused as any other.
 #[must_use]
 pub fn answer_line(line: &[u8]) -> Option<String> {
-    if line.iter().all(|byte| byte.is_ascii_whitespace() || *byte == 0x0b) {
-        return None;
-    }
-    let ending = line.iter().rev().take_while(|byte| matches!(byte, b'\r' | b'\n')).count();
+    let ending = if line.ends_with(b"\r\n") { 2 } else { usize::from(line.ends_with(b"\n")) };
     if line.len() - ending > MAX_LINE_BYTES {
         return Some(answer_too_long());
+    }
+    if line.iter().all(|byte| byte.is_ascii_whitespace() || *byte == 0x0b) {
+        return None;
     }
     let mut identity = Json::Null;
     let answered = answer(line, &mut identity);

@@ -236,14 +236,20 @@ fn check_int(value: &Json, at: &str, what: &str, minimum: i128, maximum: i128, c
     if let Some(number) = number.filter(|number| (minimum..=maximum).contains(number)) {
         return Ok(number);
     }
+    let below = match value {
+        Json::Big(digits) => digits.starts_with('-'),
+        _ => number.is_some_and(|number| number < minimum),
+    };
     let shown = match number.filter(|number| number.unsigned_abs() < 1 << 70) {
         Some(number) => number.to_string(),
-        None => "a larger one".into(),
+        None => if below { "a smaller one" } else { "a larger one" }.into(),
     };
     let limit = if maximum < 1 << 62 {
         format!("from {minimum} to {maximum}")
-    } else {
+    } else if below {
         format!("of at least {minimum}")
+    } else {
+        "of at most 2^63 - 1".to_owned()
     };
     Err(Error::at(code, at, format!("expected {what}, an integer {limit}, got {shown}")))
 }

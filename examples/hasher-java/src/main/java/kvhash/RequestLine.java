@@ -59,13 +59,14 @@ final class RequestLine {
 
     /** Returns the answer line, or null for a blank line. */
     static String answer(byte[] line) {
-        if (isBlank(line)) {
+        boolean tooLong = lengthWithoutEnd(line) > MAX_BYTES;
+        if (!tooLong && isBlank(line)) {
             return null;
         }
         ObjectNode answer = NODES.objectNode();
         answer.set("id", NullNode.instance);
         try {
-            if (lengthWithoutEnd(line) > MAX_BYTES) {
+            if (tooLong) {
                 throw new KvHashException("line-too-long",
                         "the line has more than the " + MAX_BYTES + " bytes that are read", null);
             }
@@ -95,10 +96,10 @@ final class RequestLine {
 
     private static int lengthWithoutEnd(byte[] line) {
         int length = line.length;
-        while (length > 0 && (line[length - 1] == '\n' || line[length - 1] == '\r')) {
-            length--;
+        if (length == 0 || line[length - 1] != '\n') {
+            return length;
         }
-        return length;
+        return length > 1 && line[length - 2] == '\r' ? length - 2 : length - 1;
     }
 
     private static JsonNode parse(byte[] line) {
