@@ -529,16 +529,24 @@ def _texts(maker: RequestMaker) -> None:
 def _empty(maker: RequestMaker) -> None:
     """The empty text, which is one object for pickle wherever it stands."""
     flags = ["aliasing", "text-forms"]
-    ids = [1, 2, 3, 4, 5, 6, 7, 8]
-    images = images_of(("", 0, 1), ("", 2, 3))
-    _add(maker, "extra_keys", "empty-identifier", "an empty identifier", flags, ALGORITHMS, ids=ids,
-         multimodal=images_of(("", 1, 4)))  # fmt: skip
-    _add(maker, "extra_keys", "empty-identifiers", "two empty identifiers: one object", flags, ALGORITHMS,
-         ids=ids, multimodal=images)  # fmt: skip
-    _add(maker, "extra_keys", "empty-path", "an adapter with an empty path", flags, ALGORITHMS, ids=ids,
-         lora=lora_of(path=""))  # fmt: skip
-    _add(maker, "extra_keys", "empty-path-and-identifier", "an empty path and an empty identifier: one object",
-         flags, ALGORITHMS, ids=ids, lora=lora_of(path=""), multimodal=images)  # fmt: skip
+    many = images_of(*((f"img-{i}", i, 1) for i in range(258)), ("", 258, 1), ("", 259, 1))
+    for slug, name, images, algorithms in (
+        ("empty-identifier", "an empty identifier", images_of(("", 1, 4)), ALGORITHMS),
+        ("empty-identifiers", "two: one object", images_of(("", 0, 1), ("", 2, 3)), ALGORITHMS),
+        ("empty-identifiers-late", "two behind 258 others: memo number 256 and more", many, _TWO),
+    ):
+        size = 260 if images is many else 4
+        _add(
+            maker,
+            "extra_keys",
+            slug,
+            name,
+            flags,
+            algorithms,
+            ids=_spec("empty", 2 * size, 150000),
+            block_size=size,
+            multimodal=images,
+        )
 
 
 # --- how a request is written
@@ -578,11 +586,12 @@ def _written(maker: RequestMaker) -> None:
         "block-size-max-parallel": {"block_size": (1 << 31) - 1, "decode_context_parallel_size": 2},
         "block-size-wraps-to-0": {"block_size": 1 << 30, "decode_context_parallel_size": 4},
         "block-size-wraps-to-4": {"block_size": (1 << 30) + 1, "decode_context_parallel_size": 4},
-        "lookahead-max": {"lookahead": (1 << 31) - 1},
+        "lookahead-max": {"lookahead": 1 << 16},
         "no-tokens": {"tokens": [], "cache_salt": "t"},
         "embeds-no-tokens": {"tokens": [], "prompt_embeds": embeds_of(2, 2, "float16")},
     }
     refused: dict[str, dict[str, Any]] = {
+        "lora-empty-path": {"lora": lora_of(path="")},
         "hex-odd": {"prompt_embeds": {**rows, "data": data[:-1]}},
         "hex-split": {"prompt_embeds": {**rows, "data": f"{data[0]} {data[1:]}"}},
         "embeds-shape-wraps": {"prompt_embeds": {**rows, "shape": [1 << 32, 1 << 32], "data": ""}},
