@@ -164,7 +164,9 @@ class _PathOnlyWhereOther(PlainHasher):
 class _NameAndPathShared(PlainHasher):
     def lora_keys(self) -> list[Any]:
         keys = super().lora_keys()
-        return [(key[0], key[1], key[1]) if isinstance(key, tuple) and key[1] == key[2] else key for key in keys]
+        return [
+            (key[0], key[1], key[1]) if isinstance(key, tuple) and key[1] == key[2] else key for key in keys
+        ]
 
 
 class _RowsUpTo64KiB(PlainHasher):
@@ -225,7 +227,9 @@ OTHERS: dict[str, type[PlainHasher]] = {
     "texts without byte order mark": _texts(lambda text: text.lstrip("\ufeff")),
     "texts without ASCII spaces around": _texts(lambda text: text.strip(" \t\r\n")),
     "texts without control characters": _texts(lambda text: "".join(c for c in text if ord(c) > 31)),
-    "texts without zero-width characters": _texts(lambda text: text.replace("\u200b", "").replace("\u200d", "")),
+    "texts without zero-width characters": _texts(
+        lambda text: text.replace("\u200b", "").replace("\u200d", "")
+    ),
     "texts of the basic plane": _texts(_no_astral),
     "texts up to 256 characters": _texts(lambda text: text[:256]),
     "texts up to 256 bytes": _texts(lambda text: text.encode()[:256].decode(errors="ignore")),
@@ -265,7 +269,7 @@ def _catching(kind: type[PlainHasher]) -> Iterator[str]:
 
 @cache
 def _seldom_vectors() -> tuple[Mapping[str, Any], ...]:
-    """Return the vectors for such mistakes, where they hold for the newest release (rows are hashed whole before 0.17)."""
+    """Return the vectors for such mistakes, of the newest release and of rows before 0.17."""
     flags = {"interaction", "far-offsets", "many-keys", "rows", "text-forms", "wide-numbers", "aliasing"}
     chosen = [v for v in asked() if flags & set(v["flags"]) or "long-mixture" in v["id"]]
     return tuple(v for v in chosen if v["until"] is None or "embeds-64-kib" in v["id"])
@@ -304,7 +308,11 @@ def test_null_is_asked_for_every_field_that_may_be_null(field: str) -> None:
 
 def test_hexadecimal_digits_are_asked_in_capitals_and_with_white_space() -> None:
     """A program that takes one form only fails."""
-    data = [v["input"]["request"]["prompt_embeds"]["data"] for v in asked() if v["input"]["request"].get("prompt_embeds")]
+    data = [
+        v["input"]["request"]["prompt_embeds"]["data"]
+        for v in asked()
+        if v["input"]["request"].get("prompt_embeds")
+    ]
     assert any(text != text.lower() for text in data)
     assert all(any(space in text for text in data) for space in " \t\r\n")
 
@@ -314,7 +322,13 @@ PROGRAMS: dict[str, tuple[str, str | None, list[tuple[str, str, str]]]] = {
     "salt dropped under context parallelism": (
         "context_parallel/sha256-cbor-*",
         "salt-dropped-under-context-parallel",
-        [("extra_keys.py", "if self.cache_salt and start == 0:", "if self.cache_salt and start == 0 and end < 8:")],
+        [
+            (
+                "extra_keys.py",
+                "if self.cache_salt and start == 0:",
+                "if self.cache_salt and start == 0 and end < 8:",
+            )
+        ],
     ),
     "the empty text is an object each time": (
         "extra_keys/sha256-empty-*",
@@ -330,7 +344,13 @@ PROGRAMS: dict[str, tuple[str, str | None, list[tuple[str, str, str]]]] = {
     "texts in lower case": (
         "extra_keys/sha256-cbor-text-*",
         "texts-lower-cased",
-        [("extra_keys.py", "keys.append((_CACHE_SALT, self.cache_salt)", "keys.append((_CACHE_SALT, self.cache_salt.lower())")],
+        [
+            (
+                "extra_keys.py",
+                "keys.append((_CACHE_SALT, self.cache_salt)",
+                "keys.append((_CACHE_SALT, self.cache_salt.lower())",
+            )
+        ],
     ),
 }
 

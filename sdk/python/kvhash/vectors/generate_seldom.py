@@ -12,6 +12,7 @@ from typing import Any
 
 from kvhash.contract import ALGORITHMS
 
+from .generate_lines import line_vector
 from .generate_requests import ONE_IMAGE, OTHER_IMAGE, embeds_of, images_of, lora_of, request_of
 from .inputs import tokens
 from .releases import NEWEST_TEXT, OLDEST_TEXT, since_of
@@ -309,7 +310,12 @@ def _together(maker: RequestMaker) -> None:
         "multimodal": [],
         "prompt_embeds": ["embeds-lookahead-one-row"],
     }
-    for ahead, (key, value) in product((2, 3, 5), everything.items()):
+    shorter: dict[str, Any] = {
+        **everything,
+        "multimodal": images_of((ONE_IMAGE, 1, 6), (OTHER_IMAGE, 9, 9)),
+        "prompt_embeds": embeds_of(18, 3, "float16"),
+    }
+    for ahead, (key, value) in product((2, 3, 5), shorter.items()):
         _add(
             maker,
             "lookahead",
@@ -321,12 +327,17 @@ def _together(maker: RequestMaker) -> None:
             ids=ids[:18],
             first=first,
             lookahead=ahead,
-            **{key: images_of((ONE_IMAGE, 1, 6), (OTHER_IMAGE, 9, 9)) if key == "multimodal" else value},
+            **{key: value},
         )
     both = ["lookahead-one-under-context-parallel"]
     for size, ahead in ((2, 1), (2, 2), (3, 3), (4, 5), (2, 9)):
         flags = ["lookahead", "context-parallel", "interaction"]
-        asked = {"decode_context_parallel_size": size, "lookahead": ahead, "ids": ids, "first": first}
+        asked: dict[str, Any] = {
+            "decode_context_parallel_size": size,
+            "lookahead": ahead,
+            "ids": ids,
+            "first": first,
+        }
         shows = both if ahead > 1 else []
         said = f"look-ahead {ahead}, {size} context-parallel ranks"
         _add(maker, "lookahead", f"dcp-{size}-{ahead}", said, flags, _AHEAD, shows, **asked)
@@ -451,7 +462,7 @@ def _texts(maker: RequestMaker) -> None:
     ids = [1, 2, 3, 4]
     tagged = since_of("tagged_keys", True)
     for slug, (text, shows) in _FORMS.items():
-        at_once = {
+        at_once: dict[str, Any] = {
             "cache_salt": text,
             "lora": lora_of(name=text, path=text),
             "multimodal": images_of((text, 0, 1), (text, 2, 2)),
@@ -491,7 +502,11 @@ def _texts(maker: RequestMaker) -> None:
             hash_seed=text,
         )
     huge = (("salt", "x" * 70000, _TWO), ("image", "é" * 33000, ("sha256",)))
-    for field, text, algorithms in (*huge, ("name", "n" * 65536, ("sha256",)), ("path", "p" * 65536, _TWO[1:])):
+    for field, text, algorithms in (
+        *huge,
+        ("name", "n" * 65536, ("sha256",)),
+        ("path", "p" * 65536, _TWO[1:]),
+    ):
         _add(
             maker,
             "extra_keys",
@@ -551,6 +566,16 @@ def _empty(maker: RequestMaker) -> None:
 
 # --- how a request is written
 
+_MAY_BE_NULL = (
+    "block_size",
+    "lookahead",
+    "decode_context_parallel_size",
+    "lora",
+    "cache_salt",
+    "multimodal",
+    "prompt_embeds",
+)
+
 
 def _written(maker: RequestMaker) -> None:
     """Fields that are null, hexadecimal digits in capitals and with white space between bytes; ends of ranges."""
@@ -566,18 +591,7 @@ def _written(maker: RequestMaker) -> None:
         "null-salt": {"cache_salt": None},
         "null-multimodal": {"multimodal": None},
         "null-embeds": {"prompt_embeds": None},
-        "null-all": {
-            name: None
-            for name in (
-                "block_size",
-                "lookahead",
-                "decode_context_parallel_size",
-                "lora",
-                "cache_salt",
-                "multimodal",
-                "prompt_embeds",
-            )
-        },
+        "null-all": dict.fromkeys(_MAY_BE_NULL),
         "no-images": {"multimodal": []},
         "hex-capitals": {"prompt_embeds": {**rows, "data": data.upper()}},
         "hex-spaces": {"prompt_embeds": {**rows, "data": f" {spaced}\n"}},
@@ -591,6 +605,29 @@ def _written(maker: RequestMaker) -> None:
         "embeds-no-tokens": {"tokens": [], "prompt_embeds": embeds_of(2, 2, "float16")},
     }
     refused: dict[str, dict[str, Any]] = {
+        "block-size-float-whole": {"block_size": 4.0},
+        "lookahead-bool": {"lookahead": True},
+        "lookahead-float": {"lookahead": 1.0},
+        "context-parallel-bool": {"decode_context_parallel_size": True},
+        "context-parallel-float": {"decode_context_parallel_size": 2.0},
+        "salt-bool": {"cache_salt": False},
+        "lora-list": {"lora": [lora_of()]},
+        "lora-id-float": {"lora": lora_of() | {"id": 3.0}},
+        "lora-id-bool": {"lora": lora_of() | {"id": True}},
+        "lora-path-number": {"lora": lora_of() | {"path": 7}},
+        "mm-offset-float": {"multimodal": [{"identifier": ONE_IMAGE, "offset": 1.0, "length": 2}]},
+        "mm-length-bool": {"multimodal": [{"identifier": ONE_IMAGE, "offset": 1, "length": True}]},
+        "mm-length-text": {"multimodal": [{"identifier": ONE_IMAGE, "offset": 1, "length": "2"}]},
+        "mm-no-length": {"multimodal": [{"identifier": ONE_IMAGE, "offset": 1}]},
+        "mm-null-item": {"multimodal": [None]},
+        "embeds-shape-float": {"prompt_embeds": {**rows, "shape": [33.0, 2]}},
+        "embeds-shape-of-3": {"prompt_embeds": {**rows, "shape": [33, 2, 1]}},
+        "embeds-no-dtype": {"prompt_embeds": {name: rows[name] for name in ("shape", "data")}},
+        "embeds-unknown-field": {"prompt_embeds": {**rows, "order": "C"}},
+        "embeds-dtype-capitals": {"prompt_embeds": {**rows, "dtype": "Float16"}},
+        "field-in-capitals": {"Cache_Salt": "t"},
+        "field-proto": {"__proto__": {"cache_salt": "t"}},
+        "algorithm-constructor": {"algorithm": "constructor"},
         "lora-empty-path": {"lora": lora_of(path="")},
         "hex-odd": {"prompt_embeds": {**rows, "data": data[:-1]}},
         "hex-split": {"prompt_embeds": {**rows, "data": f"{data[0]} {data[1:]}"}},
@@ -608,6 +645,36 @@ def _written(maker: RequestMaker) -> None:
         *((item, "bad-field") for item in refused.items()),
     ):
         maker.add("requests", slug, slug, {**good, **change}, [flag], first=NEWEST_TEXT)
+    _lines(maker)
+
+
+def _lines(maker: RequestMaker) -> None:
+    """Add lines whose very text matters."""
+    begin = f'"vllm":"{NEWEST_TEXT}","algorithm":"sha256_cbor","hash_seed":"0","block_size":4'
+    head, ids = '{"id":"@id",' + begin, ',"tokens":[1,2,3,4]}'
+    lines = {
+        "id-absent": "{" + begin + ids,
+        "id-null": '{"id":null,' + begin + ids,
+        "json-escaped-name": head + ',"tok\\u0065ns":[1,2,3,4]}',
+        "json-short-escapes": head + ',"cache_salt":"\\/\\b\\f\\n\\r\\t\\"\\\\"' + ids,
+        "json-escapes-in-capitals": head + ',"cache_salt":"\\uD83D\\uDD11\\u00E9\\u00e9"' + ids,
+        "json-escaped-nul": head + ',"cache_salt":"\\u0000t"' + ids,
+        "json-exponent": head + ',"tokens":[1e0,2,3,4]}',
+        "json-leading-zero": head + ',"tokens":[01,2,3,4]}',
+        "json-plus": head + ',"tokens":[+1,2,3,4]}',
+        "json-hexadecimal": head + ',"tokens":[0x1,2,3,4]}',
+        "json-comment": head + ',"tokens":[1,2,3,4]/* four */}',
+        "json-raw-tab": head + ',"cache_salt":"a\tb"' + ids,
+        "json-bad-escape": head + ',"cache_salt":"\\x41"' + ids,
+        "json-trailing-field-comma": head + ids[:-1] + ",}",
+        "json-rubbish-behind": head + ids + " x",
+        "json-field-twice-inside": head + ',"lora":{"name":"a","name":"b","path":"p"}' + ids,
+        "json-lone-surrogate-name": head + ',"lora":{"name":"\\ud83d","path":"p"}' + ids,
+        "json-lone-surrogate-path": head + ',"lora":{"name":"a","path":"\\udd11x"}' + ids,
+        "json-surrogates-reversed": head + ',"cache_salt":"\\udd11\\ud83d"' + ids,
+    }
+    for slug, line in lines.items():
+        maker.made["requests"].append(line_vector(slug, slug, line, ["json"]))
 
 
 SELDOM: tuple[Callable[[RequestMaker], None], ...] = (

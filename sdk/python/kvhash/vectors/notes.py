@@ -49,7 +49,8 @@ NOTES: dict[str, dict[str, str]] = {
         "misses for ids that are that large",
     ),
     "far-offsets": _note(
-        "an image's offset in 8 or 16 bits", "misses where an image starts far into a block or began far before"
+        "an image's offset in 8 or 16 bits",
+        "misses where an image starts far into a block or began far before",
     ),
     "many-keys": _note("extra keys of a block cut at some number, or counted in a byte", _FALSE_HIT),
     "interaction": _note(
@@ -62,7 +63,8 @@ NOTES: dict[str, dict[str, str]] = {
         "misses for such salts and adapters, and false hits between texts that become equal",
     ),
     "request-forms": _note(
-        "null taken for a value, hexadecimal digits of one case only, ranges that end too early", "good lines refused"
+        "null taken for a value, hexadecimal digits of one case only, ranges that end too early",
+        "good lines refused",
     ),
     "external": _note("other 64 bits of the digest, or with another sign"),
     "external-high-bit": _note("published values of 2^63 and more wrapped to negative numbers"),

@@ -130,7 +130,8 @@ class EqualImagesDropped(SeldomMistake):
 
     def multimodal_keys(self, start: int, end: int) -> list[Any]:
         items = self.request.get("multimodal") or []
-        request, first = self.request, {}
+        request = self.request
+        first: dict[str, Any] = {}
         for item in items:
             if self.overlaps(item, start, end):
                 first.setdefault(item["identifier"], item)
@@ -198,9 +199,7 @@ class OffsetFromInnerBlock(_Parallel):
 
     name = "mm-offset-from-inner-block"
     shows_in = ("multimodal",)
-    said = (
-        "counts an image's offset from block i of one rank; under context parallelism it is from what hash i covers"
-    )
+    said = "counts an image's offset from block i of one rank; under context parallelism it is from what hash i covers"
 
     def offset(self, item: dict[str, Any], start: int) -> int:
         return super().offset(item, start // self.ranks)
@@ -211,7 +210,9 @@ class EmbedsByInnerBlock(_Parallel):
 
     name = "embeds-by-inner-block"
     shows_in = ("prompt_embeds",)
-    said = "takes the rows of one rank's block; under context parallelism those of all tokens of the hash count"
+    said = (
+        "takes the rows of one rank's block; under context parallelism those of all tokens of the hash count"
+    )
     cost = "blocks of other embeddings are taken for each other: false hits"
 
     def rows(self, start: int, end: int) -> bytes:
