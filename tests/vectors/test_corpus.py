@@ -133,7 +133,7 @@ def load(release: str) -> Any:
 
 
 def test_no_json_number_exceeds_53_bits_but_token_ids() -> None:
-    """A reader whose numbers are doubles loses nothing: larger values are text, but for what requests have as numbers."""
+    """A reader whose numbers are doubles loses nothing: larger values are text, but for ids in requests."""
     large = re.compile(r'(?<![\w".-])-?\d{16,}(?![\w".])')
     for path in PATHS:
         for line in text_of(path).splitlines():
