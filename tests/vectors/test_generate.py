@@ -138,7 +138,7 @@ def test_the_independent_hasher_is_independent() -> None:
 
 
 def test_every_shape_of_event_that_was_recorded_is_in_the_corpus() -> None:
-    """Whatever type, set fields and form of hashes a release wrote, a vector that it wrote has an event of that shape."""
+    """Whatever type, set fields and form of hashes a release wrote, an event of that shape is in the corpus."""
     ours = {vector["input"]["payload"] for file, vector in load_corpus(CORPUS) if file.kind == "events"}
     shapes = 0
     for path in sorted((DATA / "wire").glob("*.jsonl")):

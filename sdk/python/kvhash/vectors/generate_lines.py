@@ -11,7 +11,7 @@ from .record import vector
 from .releases import NEWEST_TEXT
 from .request_maker import GENERAL_CODE, RequestMaker, request_answer
 
-__all__ = ["add_bad_fields", "add_lines", "add_release_texts"]
+__all__ = ["add_bad_fields", "add_lines", "add_release_texts", "line_vector"]
 
 _LINE_CODES = ("invalid-json", GENERAL_CODE)
 
@@ -82,7 +82,8 @@ def add_bad_fields(maker: RequestMaker) -> None:
     maker.add("requests", "bad-no-tokens", "refused: no tokens", missing, ["bad-field"], first=NEWEST_TEXT)
 
 
-def _line_vector(slug: str, name: str, line: str, flags: list[str]) -> dict[str, Any]:
+def line_vector(slug: str, name: str, line: str, flags: list[str]) -> dict[str, Any]:
+    """Return the vector of a whole line, ``@id`` in the place of its id, as the newest release answers it."""
     result = next(iter(answer_lines([line.encode("utf-8", "surrogatepass")])))
     result.pop("id")
     error = result.get("error")
@@ -119,9 +120,11 @@ def add_lines(maker: RequestMaker) -> None:
         "json-true": "true",
     }
     for slug, line in lines.items():
-        item = _line_vector(slug, f"refused: {slug}", line, ["json"])
+        item = line_vector(slug, f"refused: {slug}", line, ["json"])
         if slug == "json-beyond-float":  # to a reader that has an infinity for it the token is wrong
-            item["expected"]["error"]["codes"] = sorted([*item["expected"]["error"]["codes"], "invalid-token"])
+            item["expected"]["error"]["codes"] = sorted(
+                [*item["expected"]["error"]["codes"], "invalid-token"]
+            )
         maker.made["requests"].append(item)
     spaces = head + ' , "tokens" : [ 1 , 2 , 3 , 4 ] }'
     escaped = head + ',"cache_salt":"m\\u00fcnchen","tokens":[1,2,3,4]}'
@@ -135,7 +138,7 @@ def add_lines(maker: RequestMaker) -> None:
         ("json-lone-surrogate", lone, ["json", "not-ascii"]),
         ("json-64-bit", big, ["json", "integer-widths"]),
     ):
-        maker.made["requests"].append(_line_vector(slug, slug, line, flags))
+        maker.made["requests"].append(line_vector(slug, slug, line, flags))
 
 
 def add_release_texts(maker: RequestMaker) -> None:

@@ -504,6 +504,7 @@ def make_requests(data: Path, real: Iterable[Release]) -> Vectors:
     """Return every vector that is a request line, by kind. `data`: the recorded outputs, ``tests/data``."""
     maker = RequestMaker(real)
     from .generate_lines import add_bad_fields, add_lines, add_release_texts
+    from .generate_seldom import SELDOM
 
     steps: tuple[Callable[[RequestMaker], None], ...] = (
         _add_roots,
@@ -520,6 +521,8 @@ def make_requests(data: Path, real: Iterable[Release]) -> Vectors:
         step(maker)
     _add_recorded(maker, data)
     _add_captures(maker, data)
+    for step in SELDOM:
+        step(maker)
     assert {str(change.since) for change in CHANGES if change.hashes} <= {
         item["since"] for items in maker.made.values() for item in items
     }

@@ -18,23 +18,11 @@ from kvhash.contract import ALGORITHMS, Contract
 from kvhash.serialize import Value, encode_cbor
 from kvhash.serialize.pickle5 import _Writer
 
-from .plain import PlainHasher, shown
+from . import seldom_mistakes  # noqa: F401  (its classes register by being subclasses)
+from .mistake import Mistake
+from .plain import shown
 
 __all__ = ["MISTAKES", "Mistake", "wrong_values"]
-
-
-class Mistake(PlainHasher):
-    """Base of the wrong hashers: ``name`` is its stable name, ``said`` tells a port's author what it does.
-
-    ``shows_in``: the request's fields of which one must be there for the mistake to show (empty: none needs to);
-    ``serialization``: the one that it is about, if it is about one.
-    """
-
-    name = ""
-    shows_in: tuple[str, ...] = ()
-    serialization = ""
-    said = ""
-    cost = "every lookup misses"
 
 
 # --- published values
@@ -815,7 +803,7 @@ def _all(base: type[Mistake]) -> Iterator[type[Mistake]]:
 #: Requests of more tokens are left to the mistakes that need them.
 _LARGE = 4096
 #: Every known mistake by name.
-MISTAKES: dict[str, type[Mistake]] = {kind.name: kind for kind in _all(Mistake)}
+MISTAKES: dict[str, type[Mistake]] = {kind.name: kind for kind in _all(Mistake) if kind.name}
 
 
 def first_difference(right: dict[str, Any], wrong: dict[str, Any]) -> str | None:
@@ -838,7 +826,7 @@ def _may_show(kind: type[Mistake], request: dict[str, Any]) -> bool:
     if kind.serialization and kind.serialization != ALGORITHMS[request["algorithm"]].serialization:
         return False
     # Other vectors show it, and shorter.
-    return len(request["tokens"]) <= _LARGE or kind in (PickleOneFrame, TokensPacked)
+    return len(request["tokens"]) <= _LARGE or kind.seldom or kind in (PickleOneFrame, TokensPacked)
 
 
 def wrong_values(

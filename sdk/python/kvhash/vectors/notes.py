@@ -44,6 +44,28 @@ NOTES: dict[str, dict[str, str]] = {
     ),
     "frames": _note("pickle's frames split elsewhere than CPython splits them", "misses for large blocks"),
     "not-ascii": _note("text measured in characters, or not as UTF-8", "misses for such salts and adapters"),
+    "wide-numbers": _note(
+        "ids through 32 bits, or through a double, in one of the places where they are hashed",
+        "misses for ids that are that large",
+    ),
+    "far-offsets": _note(
+        "an image's offset in 8 or 16 bits",
+        "misses where an image starts far into a block or began far before",
+    ),
+    "many-keys": _note("extra keys of a block cut at some number, or counted in a byte", _FALSE_HIT),
+    "interaction": _note(
+        "two features each right alone and wrong together: context parallelism, look-ahead, embeddings, keys",
+        _FALSE_HIT,
+    ),
+    "rows": _note("rows of prompt embeddings that belong to no token of the block hashed"),
+    "text-forms": _note(
+        "texts lower-cased, normalized, trimmed, cut or read as numbers; they are hashed as they are",
+        "misses for such salts and adapters, and false hits between texts that become equal",
+    ),
+    "request-forms": _note(
+        "null taken for a value, hexadecimal digits of one case only, ranges that end too early",
+        "good lines refused",
+    ),
     "external": _note("other 64 bits of the digest, or with another sign"),
     "external-high-bit": _note("published values of 2^63 and more wrapped to negative numbers"),
     "group-id": _note("the group id left out, or little-endian", "blocks of groups taken for each other"),

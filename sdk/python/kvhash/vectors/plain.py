@@ -22,6 +22,10 @@ __all__ = ["PlainHasher", "fresh"]
 TAGS = {name: name for name in ("lora", "mm", "cache_salt", "prompt_embeds")}
 
 
+#: What a request hashes a block when it does not say.
+_BLOCK_SIZE = 16
+
+
 @lru_cache(maxsize=64)
 def _contract(release: str) -> Contract:
     return Contract.for_vllm(Release.parse(release))
@@ -41,8 +45,8 @@ class PlainHasher:
         self.algorithm = request["algorithm"]
         self.tokens: list[int] = self.read_tokens(request["tokens"])
         self.seed: str | None = request.get("hash_seed")
-        self.span: int = request["block_size"] * self.context_parallel()
-        self.lookahead: int = request.get("lookahead", 0)
+        self.span: int = (request.get("block_size") or _BLOCK_SIZE) * self.context_parallel()
+        self.lookahead: int = request.get("lookahead") or 0
         self.as_int = self.contract.chain_values == "int"
 
     # --- steps, each of which a mistake may get wrong
@@ -57,7 +61,7 @@ class PlainHasher:
 
     def context_parallel(self) -> int:
         """Return how many ranks share a block."""
-        value = self.request.get("decode_context_parallel_size", 1)
+        value = self.request.get("decode_context_parallel_size") or 1
         assert isinstance(value, int)
         return value
 
@@ -207,7 +211,11 @@ class PlainHasher:
         """Return the third value of the preimage."""
         groups = self.key_groups(start, self.keys_end(end))
         keys: Any = tuple(key for group in groups for key in group) or self.no_keys()
-        return (keys, *self.tokens[end : end + self.lookahead]) if self.lookahead else keys
+        return (keys, *self.following(self.tokens[end : end + self.lookahead])) if self.lookahead else keys
+
+    def following(self, tokens: list[int]) -> list[int]:
+        """Return the look-ahead tokens of a block as they are hashed."""
+        return tokens
 
     def needed(self) -> int:
         """Return how many tokens a block needs to be hashed."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kvhash import KvHashError, answer, parse_request
@@ -54,8 +54,12 @@ class RequestMaker:
         first: str = OLDEST_TEXT,
         last: str | None = None,
         all_wrong: bool = False,
+        shows: Sequence[str] = (),
     ) -> None:
-        """Add one vector for each range of releases that gives `request` one answer."""
+        """Add one vector for each range of releases that gives `request` one answer.
+
+        `shows`: the seldom mistakes that the vector was made for; they stand first among its wrong values.
+        """
         for found in ranges(
             lambda release: request_answer({**request, "vllm": release}), Release.parse(first)
         ):
@@ -65,7 +69,7 @@ class RequestMaker:
             if last is not None and (until is None or until > Release.parse(last)):
                 until = Release.parse(last)
             self._add_one(
-                kind, slug, name, request, flags, Range(found.since, until, found.answer), all_wrong
+                kind, slug, name, request, flags, Range(found.since, until, found.answer), all_wrong, shows
             )
 
     def _add_one(
@@ -77,11 +81,12 @@ class RequestMaker:
         flags: Iterable[str],
         found: Range,
         all_wrong: bool,
+        shows: Sequence[str],
     ) -> None:
         right = None if "error" in found.answer else found.answer
         asked = expand({**request, "vllm": str(found.since)})
         known_root = right is not None or "unknown-root" in found.answer["error"]["codes"]
-        wrong = self._wrong(asked, right, all_wrong) if known_root else {}
+        wrong = self._wrong(asked, right, all_wrong, shows) if known_root else {}
         serialized = root = None
         if right is not None:
             plain = PlainHasher(asked)
@@ -109,10 +114,13 @@ class RequestMaker:
             )
         )
 
-    def _wrong(self, request: dict[str, Any], right: dict[str, Any] | None, more: bool) -> dict[str, str]:
-        """Return some wrong values: first those of the mistakes that the fewest vectors show so far."""
-        order = sorted(MISTAKES, key=lambda name: (self._shown.get(name, 0), name))
-        most = self._most_wrong if more else self._wrong_per_vector
+    def _wrong(
+        self, request: dict[str, Any], right: dict[str, Any] | None, more: bool, shows: Sequence[str]
+    ) -> dict[str, str]:
+        """Return some wrong values: those of `shows`, then of the mistakes that the fewest vectors show so far."""
+        usual = [name for name, kind in MISTAKES.items() if not kind.seldom]
+        order = [*shows, *sorted(usual, key=lambda name: (self._shown.get(name, 0), name))]
+        most = max(len(shows), self._most_wrong if more else self._wrong_per_vector)
         wrong = wrong_values(request, right, order=order, most=most)
         for name in wrong:
             self._shown[name] = self._shown.get(name, 0) + 1
