@@ -50,9 +50,17 @@ def test_a_float_is_no_integer_in_extra_keys() -> None:
         difference = compare(vector, {**answer, "extra_keys": keys})
         assert difference is not None, vector["id"]
         assert difference.layer == "extra keys"
-        assert "an integer is written as one" in difference.message
-        found += 1
+        if float_holds(answer["extra_keys"]):  # else the value differs, too, and that is what is said
+            assert "an integer is written as one" in difference.message
+            found += 1
     assert found > 50
+
+
+def float_holds(value: object) -> bool:
+    """Return whether every integer in it is the same as a float."""
+    if isinstance(value, list):
+        return all(map(float_holds, value))
+    return not isinstance(value, int) or int(float(value)) == value
 
 
 @pytest.mark.parametrize("change", [float, lambda value: value == 1 if value in (0, 1) else value])

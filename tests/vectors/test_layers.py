@@ -119,13 +119,12 @@ def test_a_wrong_parent_is_of_the_chain(mistake: str) -> None:
 
 
 def test_true_is_not_one() -> None:
-    """A truth value in the place of a number does not pass, as 1.0 for 1 does."""
+    """A truth value in the place of a number does not pass."""
     asked = next(
         v
         for f, v in load_corpus(CORPUS)
         if f.kind == "events" and v["expected"].get("batch", {}).get("data_parallel_rank") == 0
     )
     batch = asked["expected"]["batch"]
-    assert compare(asked, {"batch": {**batch, "data_parallel_rank": 0.0}}) is None
-    assert "got a truth value" not in str(compare(asked, {"batch": batch}))
+    assert compare(asked, {"batch": batch}) is None
     assert compare(asked, {"batch": {**batch, "data_parallel_rank": False}}) is not None
