@@ -159,7 +159,9 @@ class StubEngine:
             writer.close()
 
     def close(self) -> None:
-        """Stop serving."""
+        """Stop serving; a second time does nothing."""
+        if not self._thread.is_alive():
+            return
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(DEADLINE_S)
 

@@ -9,6 +9,7 @@ import json
 import statistics
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,32 @@ def test_engine_that_is_not_there_is_retried_and_taken_out() -> None:
                 assert running.complete(PROMPT).headers["x-kvhash-engine"] == "e1"
             assert running.state("e0")["up"] is False
             assert running.metric("kvhash_router_retries_total") <= 1
+
+
+@pytest.mark.parametrize("strategy", ["round-robin", "prefix"])
+def test_request_that_finds_its_engine_dead_is_answered_by_the_next(
+    strategy: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The request that is the first to be refused a connection is made elsewhere, by itself or among many."""
+    checked = threading.Event()
+
+    def healthy() -> bool:
+        checked.set()
+        return True
+
+    with stubs(answers, answers) as served:
+        served[0].healthy = healthy
+        health = HealthConfig(interval_s=600)
+        with router(served, health=health, policy=policy(strategy=strategy)) as running:
+            assert checked.wait(DEADLINE_S)
+            served[0].close()
+            with ThreadPoolExecutor(12) as pool:
+                answered = list(pool.map(lambda _: running.complete(PROMPT), range(12)))
+            assert [one.status_code for one in answered] == [200] * 12
+            assert {one.headers["x-kvhash-engine"] for one in answered} == {"s1"}
+            assert running.state("s0")["up"] is False
+            assert running.metric('kvhash_router_requests_total{engine="s1",outcome="ok"}') == 12
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def test_when_every_engine_fails_the_client_is_told_why() -> None:
