@@ -6,6 +6,7 @@ import asyncio
 import bisect
 import itertools
 import json
+import socket
 import statistics
 import threading
 import time
@@ -16,10 +17,13 @@ from typing import Any
 import aiohttp
 import httpx
 import pytest
+from kvhash_router import proxy
+from kvhash_router.bodies import RefusedError, parse_body
 from kvhash_router.config import HealthConfig, ProxyConfig
 from kvhash_router.decision_log import DecisionLog
 from kvhash_router.prompts import PromptHasher
 from kvhash_router.residency import StoreUnavailableError
+from kvhash_router.sse import EventCutter
 
 from kvhash.index import ResidencyIndex
 
@@ -307,6 +311,143 @@ def test_whatever_a_client_sends_is_answered(caplog: pytest.LogCaptureFixture) -
         ):
             answer = running.client.post(path, content=body)
             assert answer.status_code == status, (path, body[:20])
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_a_body_of_too_many_values_is_refused_before_they_are_made() -> None:
+    """To make millions of objects would hold up everybody; tokens, texts and pictures of any real length are read."""
+    real = (
+        {"prompt": [150_000] * 1_900_000},
+        {"messages": [{"role": "user", "content": "a text, as long: as {others} " * 150_000}]},
+        {"messages": [{"role": "user", "content": "QUJD" * 4_000_000}]},
+    )
+    for body in real:
+        assert parse_body(json.dumps(body).encode()) == body
+    many = b"{" + b",".join(b'"%d":[]' % number for number in range(250_000)) + b"}"
+    for body in (many, b'{"prompt":[' + b'{"a":1},' * 300_000 + b"1]}", b"[" + b"1," * 2_100_000 + b"1]"):
+        with pytest.raises(RefusedError) as caught:
+            parse_body(body)
+        assert caught.value.status == 413
+    with pytest.raises(RefusedError) as caught:
+        parse_body(b'{"prompt":"' + b"x" * 300_000)
+    assert caught.value.status == 400
+
+
+def test_a_where_request_has_the_limits_of_others(caplog: pytest.LogCaptureFixture) -> None:
+    """POST /debug/residency waits for a body no longer than others do, and a client that hangs up is no error."""
+    with stubs(answers) as served, router(served, proxy=ProxyConfig(stream_idle_s=0.1)) as running:
+        host, port = running.url[7:].split(":")
+        head = b"POST /debug/residency HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
+        with socket.create_connection((host, int(port)), DEADLINE_S) as stuck:
+            stuck.sendall(head)
+            assert stuck.recv(100).startswith(b"HTTP/1.1 408 ")
+        with socket.create_connection((host, int(port)), DEADLINE_S) as leaving:
+            leaving.sendall(head)
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_headers_reach_the_engine_byte_for_byte_or_not_at_all() -> None:
+    """What is UTF-8 is passed on as it came; what is not cannot be, and is said to be wrong."""
+    with stubs(answers) as served, router(served) as running:
+        body = b'{"prompt":[1,2,3]}'
+        for name in ("x-a", "x-request-id"):
+            value = "caf\u00e9 \u65e5".encode()
+            said = running.client.post("/v1/completions", content=body, headers=[(name.encode(), value)])
+            assert said.status_code == 200
+            assert served[0].headers[-1][name] == "caf\u00e9 \u65e5"
+            said = running.client.post("/v1/completions", content=body, headers=[(name.encode(), b"caf\xe9")])
+            assert (said.status_code, name in said.json()["error"]["message"]) == (400, True)
+        assert len(served[0].requests) == 2
+
+
+async def never_ends_an_event(writer: asyncio.StreamWriter, _: dict[str, Any]) -> None:
+    """Send an event, then one that has no end."""
+    stream_head(writer)
+    chunk(writer, event("one"))
+    while True:
+        chunk(writer, b"x" * 65_536)
+        await writer.drain()
+
+
+def test_an_event_without_end_is_an_error_of_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not collected for ever: the client gets what came before, and the error; the engine is let go."""
+    monkeypatch.setattr(proxy, "EventCutter", lambda: EventCutter(100_000))
+    with stubs(never_ends_an_event) as served, router(served) as running:
+        answer = running.complete(PROMPT, stream=True)
+        values = [json.loads(one[6:]) for one in answer.text.split("\n\n") if one]
+        assert values[0]["choices"][0]["text"] == "one"
+        assert "an event has more than 100000 bytes" in values[1]["error"]["message"]
+        assert served[0].hung_up.wait(DEADLINE_S)
+        assert running.metric('kvhash_router_requests_total{engine="s0",outcome="engine-died"}') == 1
+
+
+def test_events_are_cut_alike_in_any_pieces_and_not_looked_at_again() -> None:
+    """Byte by byte or at once, the same events come; an event's bytes are searched when they come, not each time."""
+    stream = b": a\n\ndata: 1\r\n\r\ndata: 2\r\rdata: 3\n\r\ndata: rest\n"
+    for size in range(1, len(stream)):
+        cutter = EventCutter()
+        pieces = [cutter.feed(stream[at : at + size]) for at in range(0, len(stream), size)]
+        assert b"".join(pieces) == stream[: -len(b"data: rest\n")]
+        assert cutter.rest == b"data: rest\n"
+    searched: list[int] = []
+
+    class Counting(bytearray):
+        def rfind(self, mark: Any, start: Any = 0, *_: Any) -> int:
+            searched.append(len(self) - start)
+            return super().rfind(mark, start)
+
+    cutter = EventCutter()
+    cutter._rest = Counting()
+    for _ in range(100):
+        assert cutter.feed(b"x" * 1000) == b""
+    assert max(searched) <= 1002
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_long_answer_is_passed_on_as_it_comes(chunked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond what is kept of an answer its bytes go to the client, whole and unread."""
+    monkeypatch.setattr(proxy, "_MAX_WHOLE_BYTES", 100_000)
+    body = b'{"x":"' + bytes(97 + number % 26 for number in range(1_000_000)) + b'"}'
+
+    async def long(writer: asyncio.StreamWriter, _: dict[str, Any]) -> None:
+        if not chunked:
+            whole(writer, 200, body)
+            return
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: a/b\r\nTransfer-Encoding: chunked\r\n\r\n")
+        chunk(writer, body)
+        chunk(writer, b"")
+
+    with stubs(long) as served, router(served) as running:
+        answer = running.complete(PROMPT)
+        assert answer.content == body
+        assert answer.headers["x-kvhash-engine"] == "s0"
+        assert ("content-length" in answer.headers) is not chunked
+        assert running.metric('kvhash_router_requests_total{engine="s0",outcome="ok"}') == 1
+        assert running.state("s0")["in_flight"] == 0
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_long_answer_that_breaks_off_is_not_taken_for_whole(
+    chunked: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where a part was passed on, and the engine died, the client's connection is broken off too."""
+    monkeypatch.setattr(proxy, "_MAX_WHOLE_BYTES", 100_000)
+
+    async def dies(writer: asyncio.StreamWriter, _: dict[str, Any]) -> None:
+        field = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: 1000000"
+        writer.write(b"HTTP/1.1 200 OK\r\n" + field + b"\r\n\r\n")
+        if chunked:
+            chunk(writer, b"x" * 500_000)
+        else:
+            writer.write(b"x" * 500_000)
+        await writer.drain()
+        writer.close()
+
+    with stubs(dies) as served, router(served) as running:
+        with pytest.raises(httpx.RemoteProtocolError):
+            running.complete(PROMPT)
+        assert running.metric('kvhash_router_requests_total{engine="s0",outcome="engine-died"}') == 1
+        assert running.state("s0")["in_flight"] == 0
     assert not [record for record in caplog.records if record.exc_info]
 
 
