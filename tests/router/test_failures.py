@@ -6,6 +6,7 @@ import asyncio
 import bisect
 import itertools
 import json
+import signal
 import socket
 import statistics
 import threading
@@ -497,6 +498,46 @@ def test_stream_of_an_engine_that_hangs_ends_with_an_error_event(behaviour: Any)
         assert served[0].hung_up.wait(DEADLINE_S)
         assert running.state("s0")["in_flight"] == 0
         assert running.metric('kvhash_router_requests_total{engine="s0",outcome="engine-died"}') == 1
+
+
+def test_a_second_interrupt_ends_what_is_under_way(tmp_path: Path) -> None:
+    """Ctrl-C waits for requests under way; pressed again it ends their streams with an error, and nothing is raised."""
+    file = tmp_path / "router.json"
+    with stubs(hangs) as served:
+        engines_ = [{"url": served[0].url}]
+        file.write_text(json.dumps({"models": {"demo": {"hash": {"hash_seed": "0"}}}, "engines": engines_}))
+        process = router_process([], "--drain-timeout", "600", config=file)
+        assert process.stderr is not None
+        try:
+            url = process.stderr.readline().split()[-1]
+            address = ("127.0.0.1", int(url.rpartition(":")[2]))
+            body = {"prompt": PROMPT, "stream": True}
+            with (
+                httpx.Client(timeout=DEADLINE_S, trust_env=False) as client,
+                client.stream("POST", f"{url}/v1/completions", json=body) as answer,
+            ):
+                lines = (line for line in answer.iter_lines() if line)
+                assert "one" in next(lines)
+                process.send_signal(signal.SIGINT)
+                wait_for(lambda: _refuses(address), "the router to take no more connections")
+                assert process.poll() is None
+                process.send_signal(signal.SIGINT)
+                assert json.loads(next(lines)[6:])["error"]["type"] == "router_stopped"
+                assert next(lines, None) is None
+            assert process.wait(DEADLINE_S) == 130
+            assert process.stderr.read().count("Traceback") == 0
+        finally:
+            process.kill()
+            process.wait(DEADLINE_S)
+            process.stderr.close()
+
+
+def _refuses(address: tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(address, DEADLINE_S).close()
+    except ConnectionRefusedError:
+        return True
+    return False
 
 
 async def thinks_between_events(writer: asyncio.StreamWriter, _: dict[str, Any]) -> None:
