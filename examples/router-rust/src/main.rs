@@ -5,7 +5,6 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::io::{BufRead, Write};
-use std::os::unix::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::{mpsc, Arc};
 use std::time::{Duration, Instant};
@@ -200,13 +199,24 @@ fn source(text: &str) -> Result<Source, String> {
 
 fn connectable(endpoint: &str) -> bool {
     if let Some(path) = endpoint.strip_prefix("ipc://") {
-        return !path.is_empty() && SocketAddr::from_pathname(path).is_ok(); // not so where it is too long
+        return !path.is_empty() && is_short(path);
     }
     let Some((host, port)) = endpoint.strip_prefix("tcp://").and_then(|address| address.rsplit_once(':'))
     else {
         return false;
     };
     !matches!(host, "" | "*") && port.parse::<u16>().is_ok_and(|port| port > 0)
+}
+
+/// Whether a path fits into a Unix socket's address.
+#[cfg(unix)]
+fn is_short(path: &str) -> bool {
+    std::os::unix::net::SocketAddr::from_pathname(path).is_ok()
+}
+
+#[cfg(not(unix))]
+fn is_short(_: &str) -> bool {
+    true
 }
 
 /// Follow the sources in a thread of their own; each one's name comes once what it published before is there.
