@@ -19,7 +19,7 @@ import aiohttp
 import httpx
 import pytest
 from kvhash_router import proxy
-from kvhash_router.bodies import RefusedError, parse_body
+from kvhash_router.bodies import RefusedError, parse_body, usage_of
 from kvhash_router.config import HealthConfig, ProxyConfig
 from kvhash_router.decision_log import DecisionLog
 from kvhash_router.prompts import PromptHasher
@@ -450,6 +450,24 @@ def test_a_long_answer_that_breaks_off_is_not_taken_for_whole(
         assert running.metric('kvhash_router_requests_total{engine="s0",outcome="engine-died"}') == 1
         assert running.state("s0")["in_flight"] == 0
     assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_usage_is_read_in_any_answer_that_has_one() -> None:
+    """Whatever else an answer holds; one that is no JSON, or nests without end, says nothing."""
+    assert usage_of(OK) == {"prompt_tokens": 3, "completion_tokens": 1}
+    assert usage_of(b'{"a":[{"b":"\\u00e9"}],"usage":{"x":1}}') == {"x": 1}
+    for nothing in (
+        b"",
+        b"{}",
+        b"[]",
+        b'{"usage":null}',
+        b'{"usage":3}',
+        DEEP,
+        b'{"a":' + DEEP,
+        b"\xff",
+        b"{",
+    ):
+        assert usage_of(nothing) is None
 
 
 def test_an_unknown_model_is_not_found_wherever_it_is_asked_for() -> None:

@@ -86,7 +86,7 @@ __all__ = ["main"]
 @click.option(
     "--drain-timeout",
     "drain_s",
-    type=click.IntRange(0),
+    type=click.IntRange(0, 86_400),
     default=20,
     show_default=True,
     help="Seconds that requests under way have after SIGTERM; then their streams end with an error.",
