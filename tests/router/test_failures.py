@@ -344,6 +344,7 @@ def test_a_where_request_has_the_limits_of_others(caplog: pytest.LogCaptureFixtu
             assert stuck.recv(100).startswith(b"HTTP/1.1 408 ")
         with socket.create_connection((host, int(port)), DEADLINE_S) as leaving:
             leaving.sendall(head)
+        assert running.client.get("/health").status_code == 200
     assert not [record for record in caplog.records if record.exc_info]
 
 
