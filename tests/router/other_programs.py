@@ -13,7 +13,7 @@ import httpx
 
 from .running import engines, wait_for
 
-__all__ = ["Ask", "assert_follows_real_engines", "running"]
+__all__ = ["Ask", "assert_follows_real_engines", "assert_goes_on_after_a_line_that_is_not_text", "running"]
 
 #: What changes an engine's hashes or tokens, and is not evaluated by a program that is given token ids.
 ENGINE_ONLY: dict[str, Any] = {
@@ -91,3 +91,18 @@ def assert_follows_real_engines(program: Path, dashes: str) -> None:
                 )
 
             wait_for(again, "the restart to be seen")
+
+
+def assert_goes_on_after_a_line_that_is_not_text(command: list[str], dashes: str) -> None:
+    """Bytes that are no UTF-8 do not end a program: each line has its answer, in order."""
+    question = b'{"tokens":[1,2,3]}\n'
+    done = subprocess.run(
+        [*command, f"{dashes}engine", "a=tcp://127.0.0.1:1"],
+        input=b'{"tokens":"\xff"}\n' + question,
+        stdout=subprocess.PIPE,
+        timeout=30,
+    )
+    assert done.returncode == 0
+    first, second = (json.loads(line) for line in done.stdout.splitlines())
+    assert "error" in first
+    assert second["engine"] == "a"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import signal
 import socket
@@ -159,7 +160,9 @@ class StubEngine:
             writer.close()
 
     def close(self) -> None:
-        """Stop serving."""
+        """Stop serving; a second time does nothing."""
+        if not self._thread.is_alive():
+            return
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(DEADLINE_S)
 
@@ -193,8 +196,11 @@ class RunningRouter:
         listener.bind(("127.0.0.1", 0))
         listener.listen(1024)
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        logging.getLogger("uvicorn").propagate = True  # so that a test sees what the server logs
         self._server = uvicorn.Server(
-            uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=1)
+            uvicorn.Config(
+                app, log_config=None, log_level="warning", access_log=False, timeout_graceful_shutdown=1
+            )
         )
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]}, daemon=True)
         self._thread.start()

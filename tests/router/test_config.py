@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import re
 import signal
@@ -15,6 +16,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kvhash_router.cli import main
@@ -86,6 +88,9 @@ ENGINE: dict[str, Any] = {"url": "http://127.0.0.1:1"}
                 "http://h:abc",
                 "http://a b",
                 "http://h?x=1",
+                "http://user:secret@h:1",
+                "http://user@h:1",
+                "http://:@h",
             )
         ),
         *(
@@ -97,8 +102,29 @@ ENGINE: dict[str, Any] = {"url": "http://127.0.0.1:1"}
             for seed in ("abc", "-1", "4294967296", "1.0", "Random")
         ),
         ({"models": MODELS, "proxy": {"max_body_bytes": -1}}, "$.proxy.max_body_bytes"),
-        ({"models": MODELS, "proxy": {"read_timeout_s": 1e300}}, "$.proxy"),
-        ({"models": MODELS, "health": {"interval_s": 1e300}}, "$.health"),
+        *(
+            ({"models": MODELS, section: {name: seconds}}, f"$.{section}.{name}")
+            for section, name in (
+                ("proxy", "connect_timeout_s"),
+                ("proxy", "read_timeout_s"),
+                ("proxy", "stream_idle_s"),
+                ("health", "interval_s"),
+                ("health", "timeout_s"),
+            )
+            for seconds in (1e300, 0, -1, 1e-320)
+        ),
+        *(
+            ({"models": MODELS, "policy": {name: value}}, f"$.policy.{name}")
+            for name in ("output_weight", "overhead_tokens", "recent_weight", "tie_share", "tie_tokens")
+            for value in (1e308, -1)
+        ),
+        *(
+            ({"models": MODELS, "engines": [{**ENGINE, **endpoints}]}, "a path of at most")
+            for endpoints in (
+                {"events": f"ipc://{'x' * 500}"},
+                {"events": "ipc:///tmp/x", "replay": f"ipc:///tmp/{chr(0xE9) * 54}"},
+            )
+        ),
         ({"models": MODELS, "engine": []}, "unknown field `engine`"),
         ({"models": {"m": {"hash": {"algorithm": "md5"}}}}, "$.models.m.hash"),
         ({"models": {"m": {"hash": {"algorithm": "xxhash"}}}}, "random"),
@@ -120,6 +146,9 @@ ENGINE: dict[str, Any] = {"url": "http://127.0.0.1:1"}
                 "redis://h:abc",
                 "redis://h?db=x",
                 "redis://h?foo=1",
+                "redis://a:1/abc",
+                "redis://a:1/1/2",
+                "redis://a:1/-1",
                 "redis://h?decode_responses=1",
                 [],
             )
@@ -172,6 +201,33 @@ def test_one_address_is_a_server_and_a_list_a_cluster() -> None:
         with pytest.raises(ConfigError) as caught:
             RouterConfig(models={"m": ModelConfig()}, index=index).checked()
         assert "secret" not in str(caught.value)
+
+
+def test_times_that_are_no_numbers_are_refused() -> None:
+    """NaN is neither above nor below a bound; it is no time, and no weight, for all that."""
+    for wrong in (
+        {"proxy": ProxyConfig(stream_idle_s=math.nan)},
+        {"health": HealthConfig(interval_s=math.nan)},
+        {"health": HealthConfig(timeout_s=math.inf)},
+        {"policy": Policy(output_weight=math.nan)},
+        {"policy": Policy(degraded_trust=math.nan)},
+    ):
+        with pytest.raises(ConfigError):
+            RouterConfig(models={"m": ModelConfig()}, **wrong).checked()
+
+
+def test_an_engines_credentials_are_not_taken_and_not_repeated() -> None:
+    """They would be in the engine's name, in every answer, and instead of the client's own; no message has them."""
+    with pytest.raises(ConfigError) as caught:
+        RouterConfig(models={"m": ModelConfig()}, engines=(EngineConfig(url="http://u:secret@h"),)).checked()
+    assert "secret" not in str(caught.value)
+
+
+def test_a_path_that_a_unix_socket_can_have() -> None:
+    """A path of exactly the longest length is taken."""
+    path = "x" * zmq.IPC_PATH_MAX_LEN
+    engine = EngineConfig(url="http://h", events=f"ipc://{path}")
+    RouterConfig(models={"m": ModelConfig()}, engines=(engine,)).checked()
 
 
 def test_seeds_that_an_environment_can_have() -> None:
@@ -325,6 +381,11 @@ def test_usage_is_read_from_the_last_event_that_has_one() -> None:
         ("--engine", "nowhere"),
         ("--engine", "http://h:1", "--prefix-caching-hash-algo", "md5"),
         ("--engine", "http://h:1", "--lora", "x"),
+        ("--engine", "http://h:1", "--lora", "a=1", "--lora", "a=2"),
+        ("--engine", "http://h:1", "--stream-idle-timeout", "nan"),
+        ("--engine", "http://h:1", "--drain-timeout", "9" * 400),
+        ("--engine", "http://user:secret@h:1"),
+        ("--engine", "http://h:1", "--index", "redis://a:1/abc"),
         ("--engine", "http://h:1", "--tokenizer", "/nonexistent"),
         ("--engine", "http://h:1", "--index", "mongodb://x"),
         ("--engine", "http://h:1", "--index", "redis://a", "--index", "redis://b/1"),

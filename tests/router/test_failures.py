@@ -6,19 +6,25 @@ import asyncio
 import bisect
 import itertools
 import json
+import signal
+import socket
 import statistics
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import httpx
 import pytest
+from kvhash_router import proxy
+from kvhash_router.bodies import RefusedError, parse_body, usage_of
 from kvhash_router.config import HealthConfig, ProxyConfig
 from kvhash_router.decision_log import DecisionLog
 from kvhash_router.prompts import PromptHasher
 from kvhash_router.residency import StoreUnavailableError
+from kvhash_router.sse import EventCutter
 
 from kvhash.index import ResidencyIndex
 
@@ -115,6 +121,32 @@ def test_engine_that_is_not_there_is_retried_and_taken_out() -> None:
                 assert running.complete(PROMPT).headers["x-kvhash-engine"] == "e1"
             assert running.state("e0")["up"] is False
             assert running.metric("kvhash_router_retries_total") <= 1
+
+
+@pytest.mark.parametrize("strategy", ["round-robin", "prefix"])
+def test_request_that_finds_its_engine_dead_is_answered_by_the_next(
+    strategy: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The request that is the first to be refused a connection is made elsewhere, by itself or among many."""
+    checked = threading.Event()
+
+    def healthy() -> bool:
+        checked.set()
+        return True
+
+    with stubs(answers, answers) as served:
+        served[0].healthy = healthy
+        health = HealthConfig(interval_s=600)
+        with router(served, health=health, policy=policy(strategy=strategy)) as running:
+            assert checked.wait(DEADLINE_S)
+            served[0].close()
+            with ThreadPoolExecutor(12) as pool:
+                answered = list(pool.map(lambda _: running.complete(PROMPT), range(12)))
+            assert [one.status_code for one in answered] == [200] * 12
+            assert {one.headers["x-kvhash-engine"] for one in answered} == {"s1"}
+            assert running.state("s0")["up"] is False
+            assert running.metric('kvhash_router_requests_total{engine="s1",outcome="ok"}') == 12
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def test_when_every_engine_fails_the_client_is_told_why() -> None:
@@ -283,6 +315,162 @@ def test_whatever_a_client_sends_is_answered(caplog: pytest.LogCaptureFixture) -
     assert not [record for record in caplog.records if record.exc_info]
 
 
+def test_a_body_of_too_many_values_is_refused_before_they_are_made() -> None:
+    """To make millions of objects would hold up everybody; tokens, texts and pictures of any real length are read."""
+    real = (
+        {"prompt": [150_000] * 1_900_000},
+        {"messages": [{"role": "user", "content": "a text, as long: as {others} " * 150_000}]},
+        {"messages": [{"role": "user", "content": "QUJD" * 4_000_000}]},
+    )
+    for body in real:
+        assert parse_body(json.dumps(body).encode()) == body
+    many = b"{" + b",".join(b'"%d":[]' % number for number in range(250_000)) + b"}"
+    for body in (many, b'{"prompt":[' + b'{"a":1},' * 300_000 + b"1]}", b"[" + b"1," * 2_100_000 + b"1]"):
+        with pytest.raises(RefusedError) as caught:
+            parse_body(body)
+        assert caught.value.status == 413
+    with pytest.raises(RefusedError) as caught:
+        parse_body(b'{"prompt":"' + b"x" * 300_000)
+    assert caught.value.status == 400
+
+
+def test_a_where_request_has_the_limits_of_others(caplog: pytest.LogCaptureFixture) -> None:
+    """POST /debug/residency waits for a body no longer than others do, and a client that hangs up is no error."""
+    with stubs(answers) as served, router(served, proxy=ProxyConfig(stream_idle_s=0.1)) as running:
+        host, port = running.url[7:].split(":")
+        head = b"POST /debug/residency HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
+        with socket.create_connection((host, int(port)), DEADLINE_S) as stuck:
+            stuck.sendall(head)
+            assert stuck.recv(100).startswith(b"HTTP/1.1 408 ")
+        with socket.create_connection((host, int(port)), DEADLINE_S) as leaving:
+            leaving.sendall(head)
+        assert running.client.get("/health").status_code == 200
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_headers_reach_the_engine_byte_for_byte_or_not_at_all() -> None:
+    """What is UTF-8 is passed on as it came; what is not cannot be, and is said to be wrong."""
+    with stubs(answers) as served, router(served) as running:
+        body = b'{"prompt":[1,2,3]}'
+        for name in ("x-a", "x-request-id"):
+            value = "caf\u00e9 \u65e5".encode()
+            said = running.client.post("/v1/completions", content=body, headers=[(name.encode(), value)])
+            assert said.status_code == 200
+            assert served[0].headers[-1][name] == "caf\u00e9 \u65e5"
+            said = running.client.post("/v1/completions", content=body, headers=[(name.encode(), b"caf\xe9")])
+            assert (said.status_code, name in said.json()["error"]["message"]) == (400, True)
+        assert len(served[0].requests) == 2
+
+
+async def never_ends_an_event(writer: asyncio.StreamWriter, _: dict[str, Any]) -> None:
+    """Send an event, then one that has no end."""
+    stream_head(writer)
+    chunk(writer, event("one"))
+    while True:
+        chunk(writer, b"x" * 65_536)
+        await writer.drain()
+
+
+def test_an_event_without_end_is_an_error_of_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not collected for ever: the client gets what came before, and the error; the engine is let go."""
+    monkeypatch.setattr(proxy, "EventCutter", lambda: EventCutter(100_000))
+    with stubs(never_ends_an_event) as served, router(served) as running:
+        answer = running.complete(PROMPT, stream=True)
+        values = [json.loads(one[6:]) for one in answer.text.split("\n\n") if one]
+        assert values[0]["choices"][0]["text"] == "one"
+        assert "an event has more than 100000 bytes" in values[1]["error"]["message"]
+        assert served[0].hung_up.wait(DEADLINE_S)
+        assert running.metric('kvhash_router_requests_total{engine="s0",outcome="engine-died"}') == 1
+
+
+def test_events_are_cut_alike_in_any_pieces_and_not_looked_at_again() -> None:
+    """Byte by byte or at once, the same events come; an event's bytes are searched when they come, not each time."""
+    stream = b": a\n\ndata: 1\r\n\r\ndata: 2\r\rdata: 3\n\r\ndata: rest\n"
+    for size in range(1, len(stream)):
+        cutter = EventCutter()
+        pieces = [cutter.feed(stream[at : at + size]) for at in range(0, len(stream), size)]
+        assert b"".join(pieces) == stream[: -len(b"data: rest\n")]
+        assert cutter.rest == b"data: rest\n"
+    searched: list[int] = []
+
+    class Counting(bytearray):
+        def rfind(self, mark: Any, start: Any = 0, *_: Any) -> int:
+            searched.append(len(self) - start)
+            return super().rfind(mark, start)
+
+    cutter = EventCutter()
+    cutter._rest = Counting()
+    for _ in range(100):
+        assert cutter.feed(b"x" * 1000) == b""
+    assert max(searched) <= 1002
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_long_answer_is_passed_on_as_it_comes(chunked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond what is kept of an answer its bytes go to the client, whole and unread."""
+    monkeypatch.setattr(proxy, "_MAX_WHOLE_BYTES", 100_000)
+    body = b'{"x":"' + bytes(97 + number % 26 for number in range(1_000_000)) + b'"}'
+
+    async def long(writer: asyncio.StreamWriter, _: dict[str, Any]) -> None:
+        if not chunked:
+            whole(writer, 200, body)
+            return
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: a/b\r\nTransfer-Encoding: chunked\r\n\r\n")
+        chunk(writer, body)
+        chunk(writer, b"")
+
+    with stubs(long) as served, router(served) as running:
+        answer = running.complete(PROMPT)
+        assert answer.content == body
+        assert answer.headers["x-kvhash-engine"] == "s0"
+        assert ("content-length" in answer.headers) is not chunked
+        assert running.metric('kvhash_router_requests_total{engine="s0",outcome="ok"}') == 1
+        assert running.state("s0")["in_flight"] == 0
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_long_answer_that_breaks_off_is_not_taken_for_whole(
+    chunked: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where a part was passed on, and the engine died, the client's connection is broken off too."""
+    monkeypatch.setattr(proxy, "_MAX_WHOLE_BYTES", 100_000)
+
+    async def dies(writer: asyncio.StreamWriter, _: dict[str, Any]) -> None:
+        field = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: 1000000"
+        writer.write(b"HTTP/1.1 200 OK\r\n" + field + b"\r\n\r\n")
+        if chunked:
+            chunk(writer, b"x" * 500_000)
+        else:
+            writer.write(b"x" * 500_000)
+        await writer.drain()
+        writer.close()
+
+    with stubs(dies) as served, router(served) as running:
+        with pytest.raises(httpx.RemoteProtocolError):
+            running.complete(PROMPT)
+        assert running.metric('kvhash_router_requests_total{engine="s0",outcome="engine-died"}') == 1
+        assert running.state("s0")["in_flight"] == 0
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_usage_is_read_in_any_answer_that_has_one() -> None:
+    """Whatever else an answer holds; one that is no JSON, or nests without end, says nothing."""
+    assert usage_of(OK) == {"prompt_tokens": 3, "completion_tokens": 1}
+    assert usage_of(b'{"a":[{"b":"\\u00e9"}],"usage":{"x":1}}') == {"x": 1}
+    for nothing in (
+        b"",
+        b"{}",
+        b"[]",
+        b'{"usage":null}',
+        b'{"usage":3}',
+        DEEP,
+        b'{"a":' + DEEP,
+        b"\xff",
+        b"{",
+    ):
+        assert usage_of(nothing) is None
+
+
 def test_an_unknown_model_is_not_found_wherever_it_is_asked_for() -> None:
     """A request that is passed on and one that only asks where it would go get the same error."""
     with stubs(answers) as served, router(served) as running:
@@ -329,6 +517,46 @@ def test_stream_of_an_engine_that_hangs_ends_with_an_error_event(behaviour: Any)
         assert served[0].hung_up.wait(DEADLINE_S)
         assert running.state("s0")["in_flight"] == 0
         assert running.metric('kvhash_router_requests_total{engine="s0",outcome="engine-died"}') == 1
+
+
+def test_a_second_interrupt_ends_what_is_under_way(tmp_path: Path) -> None:
+    """Ctrl-C waits for requests under way; pressed again it ends their streams with an error, and nothing is raised."""
+    file = tmp_path / "router.json"
+    with stubs(hangs) as served:
+        engines_ = [{"url": served[0].url}]
+        file.write_text(json.dumps({"models": {"demo": {"hash": {"hash_seed": "0"}}}, "engines": engines_}))
+        process = router_process([], "--drain-timeout", "600", config=file)
+        assert process.stderr is not None
+        try:
+            url = process.stderr.readline().split()[-1]
+            address = ("127.0.0.1", int(url.rpartition(":")[2]))
+            body = {"prompt": PROMPT, "stream": True}
+            with (
+                httpx.Client(timeout=DEADLINE_S, trust_env=False) as client,
+                client.stream("POST", f"{url}/v1/completions", json=body) as answer,
+            ):
+                lines = (line for line in answer.iter_lines() if line)
+                assert "one" in next(lines)
+                process.send_signal(signal.SIGINT)
+                wait_for(lambda: _refuses(address), "the router to take no more connections")
+                assert process.poll() is None
+                process.send_signal(signal.SIGINT)
+                assert json.loads(next(lines)[6:])["error"]["type"] == "router_stopped"
+                assert next(lines, None) is None
+            assert process.wait(DEADLINE_S) == 130
+            assert process.stderr.read().count("Traceback") == 0
+        finally:
+            process.kill()
+            process.wait(DEADLINE_S)
+            process.stderr.close()
+
+
+def _refuses(address: tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(address, DEADLINE_S).close()
+    except ConnectionRefusedError:
+        return True
+    return False
 
 
 async def thinks_between_events(writer: asyncio.StreamWriter, _: dict[str, Any]) -> None:

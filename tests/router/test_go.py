@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from kvhash_router.decision import Candidate, Knowledge, Policy, decide
 
-from .other_programs import assert_follows_real_engines
+from .other_programs import assert_follows_real_engines, assert_goes_on_after_a_line_that_is_not_text
 from .running import ROOT
 
 MODULE = ROOT / "examples" / "router-go"
@@ -109,3 +109,7 @@ def test_go_program_follows_real_engines(go: str, tmp_path: Path) -> None:
     )
     assert built.returncode == 0, built.stderr
     assert_follows_real_engines(program, "-")
+    assert_goes_on_after_a_line_that_is_not_text([str(program), "-hash-seed", "0", "-wait", "0s"], "-")
+    wrong = [str(program), "-hash-seed", "0", "-wait", "-1s", "-engine", "a=tcp://127.0.0.1:1"]
+    refused = subprocess.run(wrong, input="", capture_output=True, text=True)
+    assert (refused.returncode, "-wait" in refused.stderr) == (2, True)

@@ -17,7 +17,11 @@ from kvhash.events.publisher import Publisher
 from kvhash.events.schema import BlockStored, EventBatch
 
 from ..interop.toolchain import cargo
-from .other_programs import assert_follows_real_engines, running
+from .other_programs import (
+    assert_follows_real_engines,
+    assert_goes_on_after_a_line_that_is_not_text,
+    running,
+)
 from .running import ROOT, wait_for
 
 pytestmark = pytest.mark.timeout(600)  # a cold build takes a minute or two
@@ -43,6 +47,11 @@ def test_rust_tests_pass() -> None:
 def test_rust_program_follows_real_engines() -> None:
     """What was stored before it came, what is stored after, and a restart: the program knows where a prompt is held."""
     assert_follows_real_engines(_program(), "--")
+
+
+def test_rust_program_answers_the_line_behind_one_that_is_not_text() -> None:
+    """A line that is no UTF-8 is answered with an error, as one that is no JSON; the next one is a question again."""
+    assert_goes_on_after_a_line_that_is_not_text([str(_program()), *_FLAGS, "--wait", "0"], "--")
 
 
 class _Line:

@@ -31,6 +31,8 @@ Answers where each prompt should go: JSON lines in, JSON lines out.
 
 /// One replay, and the wait for an engine to be there.
 const REPLAY_TIMEOUT: Duration = Duration::from_secs(5);
+/// A day: a longer wait is a mistake.
+const LONGEST_WAIT: Duration = Duration::from_secs(86_400);
 /// The speed of an engine of which none is said, in tokens a second.
 const SPEED: f64 = 10_000.0;
 
@@ -106,9 +108,9 @@ fn main() -> ExitCode {
     let ready = start(options.sources, &index);
     wait_for(&ready, names.len(), options.wait);
     let mut output = std::io::stdout().lock();
-    for line in std::io::stdin().lock().lines() {
+    for line in std::io::stdin().lock().split(b'\n') {
         let line = match line {
-            Ok(line) if line.trim().is_empty() => continue,
+            Ok(line) if line.trim_ascii().is_empty() => continue,
             Ok(line) => line,
             Err(error) => return refuse(&format!("standard input cannot be read: {error}")),
         };
@@ -162,7 +164,9 @@ fn options(mut parser: lexopt::Parser) -> Result<Option<Options>, lexopt::Error>
             Long("wait") => {
                 let seconds: f64 = parser.value()?.parse()?;
                 options.wait = Duration::try_from_secs_f64(seconds)
-                    .map_err(|_| format!("expected --wait in seconds, at least 0, got {seconds}"))?;
+                    .ok()
+                    .filter(|&wait| wait <= LONGEST_WAIT)
+                    .ok_or_else(|| format!("expected --wait in seconds, from 0 to 86400, got {seconds}"))?;
             }
             Short('h') | Long("help") => return Ok(None),
             other => return Err(other.unexpected()),
@@ -195,13 +199,24 @@ fn source(text: &str) -> Result<Source, String> {
 
 fn connectable(endpoint: &str) -> bool {
     if let Some(path) = endpoint.strip_prefix("ipc://") {
-        return !path.is_empty();
+        return !path.is_empty() && is_short(path);
     }
     let Some((host, port)) = endpoint.strip_prefix("tcp://").and_then(|address| address.rsplit_once(':'))
     else {
         return false;
     };
     !matches!(host, "" | "*") && port.parse::<u16>().is_ok_and(|port| port > 0)
+}
+
+/// Whether a path fits into a Unix socket's address.
+#[cfg(unix)]
+fn is_short(path: &str) -> bool {
+    std::os::unix::net::SocketAddr::from_pathname(path).is_ok()
+}
+
+#[cfg(not(unix))]
+fn is_short(_: &str) -> bool {
+    true
 }
 
 /// Follow the sources in a thread of their own; each one's name comes once what it published before is there.
@@ -241,8 +256,8 @@ fn wait_for(ready: &mpsc::Receiver<String>, count: usize, longest: Duration) {
     }
 }
 
-fn route(line: &str, hasher: &BlockHasher, engines: &[String], index: &Index) -> Result<Answer, String> {
-    let asked: Question = serde_json::from_str(line).map_err(|error| error.to_string())?;
+fn route(line: &[u8], hasher: &BlockHasher, engines: &[String], index: &Index) -> Result<Answer, String> {
+    let asked: Question = serde_json::from_slice(line).map_err(|error| error.to_string())?;
     if asked.tokens.is_empty() {
         return Err("expected at least one token in \"tokens\"".into());
     }
@@ -313,6 +328,8 @@ mod tests {
             "a=tcp://h:5,",
             "a=tcp://h:5,tcp://*:6",
             "a=tcp://h:5,tcp://h:6,tcp://h:7",
+            &format!("a=ipc://{}", "x".repeat(500)),
+            &format!("a=tcp://h:5,ipc://{}", "x".repeat(500)),
         ] {
             assert!(parsed(&["--engine", wrong]).is_err(), "{wrong} is accepted");
         }
@@ -321,7 +338,9 @@ mod tests {
         assert_eq!(parsed(&right).unwrap().unwrap().sources.len(), 3);
         assert!(parsed(&["--engine", "a=tcp://h:5", "--engine", "a=tcp://h:9"]).is_err());
         assert!(parsed(&[]).is_err());
-        assert!(parsed(&["--engine", "a=tcp://h:5", "--wait", "-1"]).is_err());
+        for wrong in ["-1", "nan", "inf", "1e15"] {
+            assert!(parsed(&["--engine", "a=tcp://h:5", "--wait", wrong]).is_err(), "{wrong} is accepted");
+        }
     }
 
     /// A question that says nothing, or nonsense, is answered with what would be right.
@@ -342,9 +361,10 @@ mod tests {
             r#"{"tokens":[1],"recent":{"a":-1}}"#,
             r#"{"tokens":[1],"cache_sat":"x"}"#,
         ] {
-            assert!(route(wrong, &hasher, &engines, &index).is_err(), "{wrong} is accepted");
+            assert!(route(wrong.as_bytes(), &hasher, &engines, &index).is_err(), "{wrong} is accepted");
         }
-        let answer = route(r#"{"tokens":[1],"speed":{"a":2}}"#, &hasher, &engines, &index).unwrap();
+        assert!(route(b"{\"tokens\":[1],\"cache_salt\":\"\xff\"}", &hasher, &engines, &index).is_err());
+        let answer = route(br#"{"tokens":[1],"speed":{"a":2}}"#, &hasher, &engines, &index).unwrap();
         assert_eq!(answer.engine, "a");
         assert_eq!(answer.knowledge["a"], Knowledge::Unknown);
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import json
 import logging
 import time
 from collections.abc import AsyncIterator
@@ -22,6 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvhash import KvHashError
 
+from .bodies import ClientGoneError, RefusedError, parse_body, read_body
 from .config import RouterConfig
 from .decision_log import DecisionLog
 from .health import HealthChecker
@@ -204,17 +204,14 @@ class _Own:
         return engine is not None and engine.up
 
     async def _answer_where(self, http: Request) -> Response:
-        limit, data = self._router.config.proxy.max_body_bytes, bytearray()
-        async for piece in http.stream():
-            data += piece
-            if len(data) > limit:
-                return _bad(413, f"the body has more than the {limit} bytes that are read")
+        proxy = self._router.config.proxy
         try:
-            body = json.loads(bytes(data))
-        except (ValueError, RecursionError) as error:
-            return _bad(400, f"the body is not JSON: {error}")
-        if not isinstance(body, dict):
-            return _bad(400, "expected a JSON object")
+            data = await read_body(http.receive, proxy.max_body_bytes, proxy.stream_idle_s)
+            body = parse_body(data)
+        except ClientGoneError:
+            return Response()  # which nobody gets
+        except RefusedError as refusal:
+            return _bad(refusal.status, str(refusal), refusal.kind)
         name = body.get("model")
         served = self._router.config.model_of(name if isinstance(name, str) else None)
         if served is None:

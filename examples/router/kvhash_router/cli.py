@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import click
@@ -85,7 +86,7 @@ __all__ = ["main"]
 @click.option(
     "--drain-timeout",
     "drain_s",
-    type=click.IntRange(0),
+    type=click.IntRange(0, 86_400),
     default=20,
     show_default=True,
     help="Seconds that requests under way have after SIGTERM; then their streams end with an error.",
@@ -142,12 +143,24 @@ def _serve(app: Starlette, bound: socket.socket, host: str, drain_s: int) -> Non
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     signal.signal(signal.SIGHUP, lambda *_: app.state.read_again())
     click.echo(f"kvhash-router listens on http://{host}:{bound.getsockname()[1]}", err=True)
-    server = uvicorn.Server(
+    server = _Server(
         uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=drain_s)
     )
     # uvicorn raises the signal that ended it once more; being told to end, and ending, is no failure.
     signal.signal(signal.SIGTERM, lambda *_: None)
     server.run(sockets=[bound])
+
+
+class _Server(uvicorn.Server):
+    """A server that at a second Ctrl-C gives requests under way no more time, and still stops as it should."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Begin to stop; told so again, end what is under way, as when its time has run out."""
+        if not self.should_exit:
+            super().handle_exit(sig, frame)
+            return
+        for task in list(self.server_state.tasks):
+            task.cancel()
 
 
 def _bind(host: str, port: int) -> socket.socket:
@@ -186,6 +199,8 @@ def _from_flags(
         name, equals, path = text.partition("=")
         if not equals or not name or not path:
             raise ConfigError(f"expected --lora NAME=PATH, got {text!r}")
+        if name in adapters:
+            raise ConfigError(f"two adapters are named {name!r}")
         adapters[name] = AdapterConfig(path=path)
     settings = HashSettings(vllm=vllm, algorithm=algorithm, hash_seed=hash_seed, block_size=block_size)
     served = ModelConfig(hash=settings, tokenizer=tokenizer, chat_template=chat_template, adapters=adapters)

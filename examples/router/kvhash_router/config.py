@@ -6,6 +6,7 @@ or an engine of an unknown model is an error that says where.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import msgspec
+import zmq
 
 from kvhash import BlockHasher, KvHashError, Lora
 from kvhash.contract import Contract
@@ -35,8 +37,17 @@ __all__ = [
 ]
 
 
-#: A day: a longer time between two checks, or silence, is a mistake.
+#: A longer time between two checks, or of silence, is a mistake, and so is one that an event loop would spend spinning.
 _LONGEST_S = 86_400
+_SHORTEST_S = 0.01
+#: The bounds of a policy's numbers: with larger ones costs would be infinite, and no engine better than another.
+_POLICY_BOUNDS = {
+    "output_weight": 1e6,
+    "overhead_tokens": 1e9,
+    "recent_weight": 1e6,
+    "tie_share": 1e6,
+    "tie_tokens": 1e9,
+}
 #: Ranks behind one address: each is followed by a connection of its own.
 _MOST_RANKS = 1024
 
@@ -187,23 +198,26 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.index is not None:
             check_index(self.index)
         _check_policy(self.policy)
-        proxy_times = (self.proxy.connect_timeout_s, self.proxy.read_timeout_s, self.proxy.stream_idle_s)
-        if self.proxy.retries < 0 or min(proxy_times) <= 0:
-            raise ConfigError("expected timeouts above 0 and a number of retries of at least 0", at="$.proxy")
+        for name in ("connect_timeout_s", "read_timeout_s", "stream_idle_s"):
+            _check_time(getattr(self.proxy, name), at=f"$.proxy.{name}")
+        for name in ("interval_s", "timeout_s"):
+            _check_time(getattr(self.health, name), at=f"$.health.{name}")
+        if self.proxy.retries < 0:
+            raise ConfigError("expected a number of at least 0", at="$.proxy.retries")
         if self.proxy.max_body_bytes < 1:
             raise ConfigError("expected at least 1 byte", at="$.proxy.max_body_bytes")
-        if self.health.failures < 1 or min(self.health.interval_s, self.health.timeout_s) <= 0:
-            raise ConfigError("expected times above 0 and at least 1 failure", at="$.health")
-        for place, times in (
-            ("$.proxy", proxy_times),
-            ("$.health", (self.health.interval_s, self.health.timeout_s)),
-        ):
-            if max(times) > _LONGEST_S:
-                raise ConfigError(f"expected times of at most {_LONGEST_S:,} s", at=place)
+        if self.health.failures < 1:
+            raise ConfigError("expected at least 1 failure", at="$.health.failures")
         return msgspec.structs.replace(self, engines=engines)
 
     def _engine(self, engine: EngineConfig, place: int) -> EngineConfig:
         at = f"$.engines[{place}]"
+        if "@" in engine.url.partition("://")[2].partition("/")[0]:
+            raise ConfigError(
+                f"expected an address without a user and password, got {_without_password(engine.url)!r}; a client's "
+                "own authorization is passed on",
+                at=f"{at}.url",
+            )
         if not _is_address(engine.url):
             raise ConfigError(
                 f"expected an http:// or https:// address with a host, got {engine.url!r}", at=f"{at}.url"
@@ -220,9 +234,10 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError("a replay endpoint without an endpoint of events", at=f"{at}.replay")
         try:
             for source in engine.sources():
-                check_connectable(source.endpoint)
-                if source.replay_endpoint is not None:
-                    check_connectable(source.replay_endpoint)
+                for endpoint in (source.endpoint, source.replay_endpoint):
+                    if endpoint is not None:
+                        check_connectable(endpoint)
+                        _check_ipc_path(endpoint)
         except KvHashError as error:
             raise ConfigError(str(error), at=at) from None
         url = engine.url.rstrip("/")
@@ -279,6 +294,14 @@ def _is_address(url: str) -> bool:
         and bool(parts.hostname)
         and not (wrong_port or parts.query or parts.fragment)
     )
+
+
+def _check_ipc_path(endpoint: str) -> None:
+    """Raise ConfigError where a Unix socket's path is longer than this system takes."""
+    path = endpoint.removeprefix("ipc://")
+    longest: int = zmq.IPC_PATH_MAX_LEN
+    if path != endpoint and len(os.fsencode(path)) > longest:
+        raise ConfigError(f"expected a path of at most {longest} bytes after ipc://, got {path!r:.60}...")
 
 
 def _is_seed(text: str) -> bool:
@@ -346,6 +369,9 @@ def _store_options(url: str, *, at: str, schemes: Sequence[str]) -> dict[str, An
         raise ConfigError(f"the address has an option that is none; such as {known} are", at=at) from None
     except ValueError:  # its message may have parts of the password
         raise ConfigError("expected an address such as redis://host:6379", at=at) from None
+    # The client library takes the database 0 for a path that is no number.
+    if not url.startswith("unix://") and not re.fullmatch(r"/?[0-9]*", urlsplit(url).path, re.ASCII):
+        raise ConfigError("expected a database's number behind the address's last slash", at=at)
     if "decode_responses" in options:
         raise ConfigError("decode_responses is not for an index, which holds bytes", at=at)
     return options
@@ -359,9 +385,14 @@ def _without_password(url: str) -> str:
 def _check_policy(policy: Policy) -> None:
     if not 0 <= policy.degraded_trust <= 1:
         raise ConfigError("expected a share from 0 to 1", at="$.policy.degraded_trust")
-    for name in ("output_weight", "overhead_tokens", "recent_weight", "tie_share", "tie_tokens"):
-        if not 0 <= getattr(policy, name) < float("inf"):
-            raise ConfigError("expected a number of at least 0", at=f"$.policy.{name}")
+    for name, most in _POLICY_BOUNDS.items():
+        if not 0 <= getattr(policy, name) <= most:
+            raise ConfigError(f"expected a number from 0 to {most:g}", at=f"$.policy.{name}")
+
+
+def _check_time(seconds: float, *, at: str) -> None:
+    if not _SHORTEST_S <= seconds <= _LONGEST_S:  # nor is NaN between them
+        raise ConfigError(f"expected seconds from {_SHORTEST_S:g} to {_LONGEST_S:,}, got {seconds:g}", at=at)
 
 
 _FLAG_FIELDS = {"name": str, "model": str, "events": str, "replay": str, "ranks": int}

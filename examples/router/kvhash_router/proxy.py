@@ -12,17 +12,19 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import sys
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
 import aiohttp
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 from yarl import URL
 
+from .bodies import MAX_ANSWER_BYTES, ClientGoneError, RefusedError, parse_body, read_body, usage_of
 from .decision import Decision, Scored
 from .decision_log import DecisionLog, prompt_json
 from .doubts import Predictions
@@ -31,7 +33,7 @@ from .health import HealthChecker, is_own_fault
 from .metrics import RouterMetrics
 from .prompts import Plan
 from .router import Router, Survey
-from .sse import EventCutter, error_event, is_done, usage_in
+from .sse import EventCutter, EventTooLongError, error_event, is_done, usage_in
 
 __all__ = ["Proxy"]
 
@@ -64,6 +66,8 @@ _RANK = "x-data-parallel-rank"
 _UNAVAILABLE = frozenset((502, 503, 504))
 
 
+#: The longest answer, not streamed, that is kept until it is whole; longer ones are passed on as they come.
+_MAX_WHOLE_BYTES = 64 * 1024 * 1024
 #: No request has more tokens; what an engine reports beyond is not counted.
 _MOST_TOKENS = 1 << 40
 #: What an engine's connection raises.
@@ -72,18 +76,6 @@ _FAILURES = (aiohttp.ClientError, asyncio.TimeoutError, OSError)
 
 class _TryAgainError(Exception):
     """The attempt failed before the first byte."""
-
-
-class _ClientGoneError(Exception):
-    """The client hung up while it was sending."""
-
-
-class _RefusedError(Exception):
-    """The router itself refuses the request."""
-
-    def __init__(self, status: int, message: str, kind: str) -> None:
-        super().__init__(message)
-        self.status, self.kind = status, kind
 
 
 @dataclass(slots=True)
@@ -179,13 +171,13 @@ class Proxy:
         proxy = self._router.config.proxy
         try:
             _check_path(exchange.path)
-            exchange.body = await _read_body(receive, proxy.max_body_bytes, proxy.stream_idle_s)
-        except _ClientGoneError:
+            exchange.body = await read_body(receive, proxy.max_body_bytes, proxy.stream_idle_s)
+        except ClientGoneError:
             return
         except asyncio.CancelledError:
             await exchange.break_off(_STOPPED)
             return
-        except _RefusedError as refusal:
+        except RefusedError as refusal:
             await exchange.refuse(refusal.status, str(refusal), refusal.kind)
             return
         job = asyncio.ensure_future(self._serve(exchange))
@@ -208,7 +200,7 @@ class Proxy:
         try:
             survey = exchange.survey = await self._survey(exchange)
             await self._route(exchange, survey)
-        except _RefusedError as refusal:
+        except RefusedError as refusal:
             exchange.outcome, exchange.fault = "refused", str(refusal)
             await exchange.refuse(refusal.status, str(refusal), refusal.kind)
         except asyncio.CancelledError:
@@ -223,19 +215,12 @@ class Proxy:
     async def _survey(self, exchange: _Exchange) -> Survey:
         coding = next((value for name, value in exchange.headers if name == "content-encoding"), "identity")
         if coding.lower() != "identity":
-            raise _RefusedError(
-                415, f"the body is compressed ({coding:.20}), which is not read", "BadRequestError"
-            )
-        try:
-            body = json.loads(exchange.body)
-        except (ValueError, RecursionError) as error:
-            raise _RefusedError(400, f"the body is not JSON: {error}", "BadRequestError") from None
-        if not isinstance(body, dict):
-            raise _RefusedError(400, "expected a JSON object", "BadRequestError")
+            raise RefusedError(415, f"the body is compressed ({coding:.20}), which is not read")
+        body = parse_body(exchange.body)
         name = body.get("model")
         served = self._router.config.model_of(name if isinstance(name, str) else None)
         if served is None:
-            raise _RefusedError(404, self._router.config.no_such_model(name), "NotFoundError")
+            raise RefusedError(404, self._router.config.no_such_model(name), "NotFoundError")
         survey = await self._router.survey(*served, body, len(exchange.body), path=exchange.path)
         self._metrics.deciding.observe(survey.seconds)
         if survey.plan.unhashed is not None:
@@ -285,7 +270,19 @@ class Proxy:
         except asyncio.CancelledError:
             if not left or exchange.gone:
                 raise
+            if task is not None and sys.version_info >= (3, 11):
+                task.uncancel()
             raise _TryAgainError(f"it went down: {ticket.engine.last_failure}") from None
+        except _FAILURES as error:
+            if exchange.started:
+                raise  # the client's side failed, not the engine's
+            # To take the engine for down makes its requests leave; this one has left, and must not be cancelled.
+            ticket.engine.leaving.discard(leave)
+            if isinstance(error, aiohttp.ClientConnectorError) and not is_own_fault(error):
+                self._health.gone(ticket.engine, f"request: {error}")
+            else:
+                self._health.suspect(ticket.engine)
+            raise _TryAgainError(_text(error)) from error
         finally:
             ticket.engine.leaving.discard(leave)
 
@@ -300,60 +297,87 @@ class Proxy:
         engine = ticket.engine
         query = f"?{exchange.query.decode('latin-1')}" if exchange.query else ""
         dropped = {*_DROPPED, *_hop_by_hop(exchange.headers), "x-request-id"}
-        headers = [pair for pair in exchange.headers if pair[0] not in dropped]
-        headers += [("x-request-id", exchange.request_id), ("accept-encoding", "identity")]
+        headers = [(name, _sent(name, value)) for name, value in exchange.headers if name not in dropped]
+        headers += [
+            ("x-request-id", _sent("x-request-id", exchange.request_id)),
+            ("accept-encoding", "identity"),
+        ]
         rank = exchange.survey.ranks.get(engine.name) if exchange.survey else None
         if rank is not None and engine.config.ranks > 1 and not any(name == _RANK for name, _ in headers):
             headers.append((_RANK, str(rank)))
-        try:
-            async with self._client.request(
-                exchange.method,
-                URL(f"{engine.config.url}{exchange.path}{query}", encoded=True),
-                data=exchange.body,
-                headers=headers,
-                allow_redirects=False,
-            ) as response:
-                if response.status in _UNAVAILABLE:
-                    raise _TryAgainError(f"status {response.status}")
-                if not 200 <= response.status <= 599:
-                    raise _TryAgainError(
-                        f"an answer with the status {response.status}, which HTTP does not have"
-                    )
-                if _is_stream(response):
-                    await self._pass_stream(exchange, ticket, response)
-                else:
-                    await self._pass_whole(exchange, ticket, response)
-        except _FAILURES as error:
-            if exchange.started:
-                raise  # the client's side failed, not the engine's
-            if isinstance(error, aiohttp.ClientConnectorError) and not is_own_fault(error):
-                self._health.gone(engine, f"request: {error}")
+        async with self._client.request(
+            exchange.method,
+            URL(f"{engine.config.url}{exchange.path}{query}", encoded=True),
+            data=exchange.body,
+            headers=headers,
+            allow_redirects=False,
+        ) as response:
+            if response.status in _UNAVAILABLE:
+                raise _TryAgainError(f"status {response.status}")
+            if not 200 <= response.status <= 599:
+                raise _TryAgainError(f"an answer with the status {response.status}, which HTTP does not have")
+            if _is_stream(response):
+                await self._pass_stream(exchange, ticket, response)
             else:
-                self._health.suspect(engine)
-            raise _TryAgainError(_text(error)) from error
+                await self._pass_whole(exchange, ticket, response)
 
     async def _pass_whole(
         self, exchange: _Exchange, ticket: Ticket, response: aiohttp.ClientResponse
     ) -> None:
-        body = await response.read()
+        """Pass an answer on when it is whole, or, where it is longer than what is kept, as it comes from there on."""
+        pieces: list[bytes] = []
+        size = 0
+        content = response.content.iter_any()
+        async for piece in content:
+            pieces.append(piece)
+            size += len(piece)
+            if size > _MAX_WHOLE_BYTES:
+                await self._pass_long(exchange, ticket, response, pieces, content)
+                return
         if response.status < 400:
             exchange.outcome = "ok"
-            try:
-                answer = json.loads(body)
-            except (ValueError, RecursionError):
-                answer = None
-            usage = answer.get("usage") if isinstance(answer, dict) else None
-            if isinstance(usage, dict):
-                exchange.usage = usage
+            exchange.usage = usage_of(b"".join(pieces)) if size <= MAX_ANSWER_BYTES else None
+            if exchange.usage is not None:
                 self._measure(exchange, ticket, streamed=False)
         else:
             exchange.outcome = "engine-refused"
         ticket.close()
-        await exchange.start(
-            response.status,
-            [*_response_headers(response), ("x-kvhash-engine", ticket.engine.name), *_length(response, body)],
-        )
-        await exchange.write(body, more=False)
+        length = [] if response.status in (204, 304) else [("content-length", str(size))]
+        await exchange.start(response.status, [*self._headers(response, ticket), *length])
+        for piece in pieces:
+            await exchange.write(piece, more=True)
+        await exchange.write(b"", more=False)
+
+    async def _pass_long(
+        self,
+        exchange: _Exchange,
+        ticket: Ticket,
+        response: aiohttp.ClientResponse,
+        pieces: list[bytes],
+        content: AsyncIterator[bytes],
+    ) -> None:
+        """Pass on the pieces and what follows; what it reports is not learned."""
+        length = response.content_length
+        fields = [] if length is None else [("content-length", str(length))]
+        await exchange.start(response.status, [*self._headers(response, ticket), *fields])
+        for piece in pieces:
+            await exchange.write(piece, more=True)
+        pieces.clear()
+        try:
+            async for piece in content:
+                await exchange.write(piece, more=True)
+        except _FAILURES as error:
+            # There is no other way to tell the client than to break its connection off, as the server does now.
+            exchange.outcome, exchange.fault = "engine-died", _text(error)
+            self._health.suspect(ticket.engine)
+        else:
+            exchange.outcome = "ok" if response.status < 400 else "engine-refused"
+            await exchange.write(b"", more=False)
+        finally:
+            ticket.close()
+
+    def _headers(self, response: aiohttp.ClientResponse, ticket: Ticket) -> list[tuple[str, str]]:
+        return [*_response_headers(response), ("x-kvhash-engine", ticket.engine.name)]
 
     async def _pass_stream(
         self, exchange: _Exchange, ticket: Ticket, response: aiohttp.ClientResponse
@@ -376,7 +400,7 @@ class Proxy:
                 if not exchange.started:
                     await exchange.start(
                         response.status,
-                        [*_response_headers(response), ("x-kvhash-engine", ticket.engine.name)],
+                        self._headers(response, ticket),
                     )
                 ticket.progress(events.count(b"data:"))
                 done = done or is_done(events)
@@ -388,6 +412,10 @@ class Proxy:
                 raise
             fault = silence.fault or _text(error)
             self._health.suspect(ticket.engine)
+        except EventTooLongError as error:
+            fault = str(error)
+            if not exchange.started:
+                raise _TryAgainError(fault) from None
         else:
             if (
                 not done and exchange.started and is_done(cutter.rest)
@@ -590,42 +618,24 @@ def _bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogateescape")
 
 
-def _length(response: aiohttp.ClientResponse, body: bytes) -> list[tuple[str, str]]:
-    return [] if response.status in (204, 304) else [("content-length", str(len(body)))]
+def _sent(name: str, value: str) -> str:
+    """Return a client's field, read as Latin-1, as aiohttp sends it unchanged: it writes UTF-8, and nothing else."""
+    try:
+        return value.encode("latin-1").decode("utf-8")
+    except UnicodeDecodeError:
+        raise RefusedError(400, f"the header {name:.100} has bytes that are not UTF-8") from None
 
 
 def _check_path(path: str) -> None:
-    """Raise _RefusedError unless requests to `path`, as it came, are one engine's as well as another's.
+    """Raise RefusedError unless requests to `path`, as it came, are one engine's as well as another's.
 
     An engine has other endpoints, such as those that pause it or abort others' requests; they are not for clients.
     """
     plain = unquote(path)
     if not path.startswith("/v1/") or "\\" in plain or {"", ".", ".."} & set(plain.split("/")[1:]):
-        raise _RefusedError(404, f"there is no {path:.100} here; requests go to /v1/...", "NotFoundError")
+        raise RefusedError(404, f"there is no {path:.100} here; requests go to /v1/...", "NotFoundError")
     if plain in _OF_ONE_ENGINE:
-        raise _RefusedError(404, f"{plain} is of one engine, not of the router", "NotFoundError")
-
-
-async def _read_body(receive: Receive, limit: int, silence_s: float) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    while True:
-        try:
-            message: Message = await asyncio.wait_for(receive(), silence_s)
-        except asyncio.TimeoutError:
-            raise _RefusedError(
-                408, f"nothing of the body came for {silence_s:g} s", "BadRequestError"
-            ) from None
-        if message["type"] == "http.disconnect":
-            raise _ClientGoneError
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > limit:
-            raise _RefusedError(
-                413, f"the body has more than the {limit} bytes that are read", "BadRequestError"
-            )
-        if not message.get("more_body", False):
-            return b"".join(parts)
+        raise RefusedError(404, f"{plain} is of one engine, not of the router", "NotFoundError")
 
 
 async def _until_gone(receive: Receive) -> None:

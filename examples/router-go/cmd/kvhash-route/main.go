@@ -21,6 +21,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	kvhash "github.com/kvhash/kvhash/sdk/go"
@@ -55,6 +56,10 @@ func (s *sources) Set(text string) error {
 // connectable says why nothing can be connected to an endpoint.
 func connectable(endpoint string) error {
 	if path, found := strings.CutPrefix(endpoint, "ipc://"); found && path != "" {
+		// The system's own limit, less the zero behind the path.
+		if longest := len(syscall.RawSockaddrUnix{}.Path) - 1; len(path) > longest {
+			return fmt.Errorf("expected a path of at most %d bytes after ipc://, got %.60q...", longest, path)
+		}
 		return nil
 	}
 	address, found := strings.CutPrefix(endpoint, "tcp://")
@@ -106,6 +111,9 @@ func main() {
 	}
 	if err == nil && len(engines) == 0 {
 		err = fmt.Errorf("expected at least one -engine")
+	}
+	if err == nil && *wait < 0 {
+		err = fmt.Errorf("expected a -wait of at least 0, got %v", *wait)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "error:", err)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -13,6 +14,7 @@ func TestEnginesThatCannotBeFollowedAreRefused(t *testing.T) {
 	for _, wrong := range []string{
 		"a", "=tcp://h:5", "a=", "a=h:5", "a=tcp://*:5", "a=tcp://h", "a=tcp://h:0", "a=tcp://h:99999", "a=ipc://",
 		"a=tcp://h:5,", "a=tcp://h:5,tcp://*:6", "a=tcp://h:5,tcp://h:6,tcp://h:7",
+		"a=ipc://" + strings.Repeat("x", 500), "a=tcp://h:5,ipc://" + strings.Repeat("x", 500),
 	} {
 		if new(sources).Set(wrong) == nil {
 			t.Errorf("%q is accepted", wrong)
