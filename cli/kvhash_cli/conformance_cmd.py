@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import click
@@ -15,16 +14,11 @@ from kvhash.vectors.report import FORMATS
 from kvhash.vectors.verify import verify_checksums
 from kvhash.vectors.visible import visible
 
+from .options import Seconds
+
 __all__ = ["conformance"]
 
 _FAILED = 1
-
-
-def _seconds(_context: click.Context, _option: click.Parameter, value: float) -> float:
-    """Return a time that is one; not-a-number compares with nothing, so a range does not refuse it."""
-    if not 0.1 <= value < math.inf:
-        raise click.BadParameter(f"{value:g} is no time; expected a number of seconds, 0.1 or more")
-    return value
 
 
 def _capabilities(
@@ -72,8 +66,7 @@ def _capabilities(
 )
 @click.option(
     "--timeout",
-    type=float,
-    callback=_seconds,
+    type=Seconds(0.1),
     default=10.0,
     show_default=True,
     metavar="SECONDS",
@@ -81,8 +74,7 @@ def _capabilities(
 )
 @click.option(
     "--deadline",
-    type=float,
-    callback=_seconds,
+    type=Seconds(0.1),
     default=600.0,
     show_default=True,
     metavar="SECONDS",

@@ -15,7 +15,7 @@ from kvhash.events.schema import UndecodableEvent
 from kvhash.events.sources import FileSource
 from kvhash.events.tracker import parse_message
 
-from .options import output_option, read_file
+from .options import SEQUENCE, output_option, read_file
 from .run import EXIT_DECODE, EXIT_USAGE
 from .stream import event_record
 from .tail_cmd import event_text, filter_options, make_filter
@@ -31,7 +31,7 @@ def open_source(name: str) -> FileSource:
 @click.command()
 @click.argument("files", nargs=-1, required=True)
 @filter_options
-@click.option("--from-seq", type=int, default=None, metavar="N", help="Begin at this sequence number.")
+@click.option("--from-seq", type=SEQUENCE, default=None, metavar="N", help="Begin at this sequence number.")
 @click.option("--strict", is_flag=True, help="Exit with status 4 when anything could not be decoded.")
 @output_option("text", "jsonl", "raw")
 def decode(

@@ -18,7 +18,7 @@ from kvhash.request import parse_json
 from .options import output_option, read_value
 from .run import EXIT_CONNECT, EXIT_MISMATCH
 from .stats_cmd import count_record
-from .stream import follow_options, lora_paths, quiet_interrupt, read, subscriber
+from .stream import follow_options, lora_path_option, lora_paths, quiet_interrupt, read, subscriber
 
 __all__ = ["doctor"]
 
@@ -39,7 +39,7 @@ __all__ = ["doctor"]
     metavar="TEXT",
     help="Candidate PYTHONHASHSEED, 'unset' for none; repeat.",
 )
-@click.option("--lora-path", "paths", multiple=True, metavar="NAME=PATH", help="An adapter's path; repeat.")
+@lora_path_option("paths")
 @output_option("text", "jsonl")
 def doctor(
     output: str,

@@ -8,6 +8,7 @@ from kvhash import UsageError
 from kvhash.events.export import export_jsonl, export_parquet
 
 from .decode_cmd import open_source
+from .options import SEQUENCE
 
 __all__ = ["export"]
 
@@ -22,7 +23,7 @@ __all__ = ["export"]
     default=None,
     help="[default: by TARGET's name]",
 )
-@click.option("--from-seq", type=int, default=None, metavar="N", help="Begin at this sequence number.")
+@click.option("--from-seq", type=SEQUENCE, default=None, metavar="N", help="Begin at this sequence number.")
 def export(file: str, target: str, kind: str | None, from_seq: int | None) -> None:
     """Write a recording as JSON lines (one message a line) or Parquet (one event a row); the file appears whole.
 

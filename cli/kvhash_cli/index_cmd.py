@@ -14,7 +14,6 @@ import click
 from click.core import ParameterSource
 
 from kvhash import InvalidRequestError, UsageError
-from kvhash.block_size import check_block_size
 from kvhash.events.endpoint import parse_ranks
 from kvhash.events.records import BadMessage, Batch, Record
 from kvhash.events.schema import BlockStored, EventBatch
@@ -69,8 +68,6 @@ def index(output: str, query: str | None, max_blocks: int | None, prefixes: int,
         raise UsageError("index files or live endpoints, not both at once", code="invalid-endpoint")
     if prefixes < 0:
         raise UsageError(f"--prefixes: expected 0 or more, got {prefixes}")
-    if options["block_size"] is not None:
-        check_block_size(options["block_size"])
     prompt = None if query is None else _prompt(query)
     if prompt is not None:
         _hashes(prompt, options, 16)  # bad settings are said before the stream is read

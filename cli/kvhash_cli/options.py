@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -15,6 +16,9 @@ from kvhash import InvalidRequestError
 from kvhash.request import HashRequest, parse_json
 
 __all__ = [
+    "MAX_SIZE",
+    "SEQUENCE",
+    "Seconds",
     "output_option",
     "prompt_options",
     "read_file",
@@ -27,6 +31,36 @@ __all__ = [
 ]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+
+#: What no block size and no context parallelism is above.
+MAX_SIZE = (1 << 31) - 1
+#: A batch's sequence number; 2^64 - 1 is the end marker of a replay.
+SEQUENCE = click.IntRange(0, (1 << 64) - 2)
+#: More than anybody waits, and less than what clocks overflow at.
+_LONGEST_S = 1e9
+
+
+class Seconds(click.ParamType):  # type: ignore[type-arg, unused-ignore]
+    """A time: a number from `least` to 1e9. A plain float would be infinite or, as no range refuses it, no number."""
+
+    name = "seconds"
+
+    def __init__(self, least: float = 0.0) -> None:
+        self.least = least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number of seconds; fails for anything else."""
+        try:
+            seconds = float(value)
+        except (TypeError, ValueError):
+            seconds = math.nan
+        if not self.least <= seconds <= _LONGEST_S:
+            self.fail(
+                f"{value!r:.40} is no time; expected a number of seconds, from {self.least:g} to {_LONGEST_S:g}",
+                param,
+                ctx,
+            )
+        return seconds
 
 
 def _stack(*decorators: Callable[[_F], _F]) -> Callable[[_F], _F]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -20,7 +21,10 @@ def _speed(text: str) -> float | None:
     if text == "full":
         return None
     try:
-        return float(text.removesuffix("x"))
+        speed = float(text.removesuffix("x"))
+        if not math.isfinite(speed):
+            raise ValueError
+        return speed
     except ValueError:
         raise UsageError(
             f"--speed is a number such as 1 or 10x, or full; got {text!r}", code="invalid-speed"

@@ -13,17 +13,21 @@ from typing import Any, TypeVar
 import click
 
 from kvhash import UsageError
+from kvhash.block_size import check_block_size
 from kvhash.events.endpoint import parse_ranks
 from kvhash.events.export import event_to_json
 from kvhash.events.records import BadMessage, Batch, Gap, Lost, Record, Recovered, Restart, Stale
 from kvhash.events.schema import Event
 from kvhash.events.subscriber import Source, Subscriber
 
+from .options import MAX_SIZE, Seconds
 from .run import EXIT_CONNECT
 
 __all__ = [
     "event_record",
     "follow_options",
+    "lora_path_option",
+    "lora_paths",
     "notice_record",
     "notice_text",
     "read",
@@ -59,17 +63,19 @@ def follow_options(function: _F) -> _F:
         click.option(
             "--dp-ranks", default="0", metavar="RANKS", help="Data parallel ranks, such as 0-7: port + rank."
         ),
-        click.option("--duration", type=float, default=None, metavar="SECONDS", help="End after so long."),
+        click.option(
+            "--duration", type=Seconds(), default=None, metavar="SECONDS", help="End after so long."
+        ),
         click.option(
             "--idle-timeout",
-            type=float,
+            type=Seconds(),
             default=None,
             metavar="SECONDS",
             help="End when nothing came for so long.",
         ),
         click.option(
             "--replay-timeout",
-            type=float,
+            type=Seconds(0.001),
             default=5.0,
             show_default=True,
             metavar="SECONDS",
@@ -222,7 +228,7 @@ def serve_options(function: _F) -> _F:
     decorators = [
         click.option(
             "--delay",
-            type=float,
+            type=Seconds(),
             default=1.0,
             show_default=True,
             metavar="SECONDS",
@@ -230,13 +236,34 @@ def serve_options(function: _F) -> _F:
         ),
         click.option(
             "--linger",
-            type=float,
+            type=Seconds(),
             default=0.0,
             metavar="SECONDS",
             help="Answer replay requests for so long at the end.",
         ),
     ]
     return functools.reduce(lambda inner, one: one(inner), reversed(decorators), function)
+
+
+def _block_size(_context: click.Context, _option: click.Parameter, value: int | None) -> int | None:
+    return None if value is None else check_block_size(value)
+
+
+def lora_path_option(name: str) -> Callable[[_F], _F]:
+    """Return the option ``--lora-path``, checked before anything is read; its values are for `lora_paths`."""
+
+    def checked(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> tuple[str, ...]:
+        lora_paths(texts)
+        return texts
+
+    return click.option(
+        "--lora-path",
+        name,
+        multiple=True,
+        callback=checked,
+        metavar="NAME=PATH",
+        help="An adapter's path; repeat.",
+    )
 
 
 def settings_for(function: _F) -> _F:
@@ -253,30 +280,40 @@ def settings_for(function: _F) -> _F:
             "--block-size",
             default=None,
             type=int,
+            callback=_block_size,
             metavar="TOKENS",
             help="Tokens of a hash. [default: the first event's]",
         ),
         click.option(
-            "--lookahead", default=0, type=int, metavar="N", help="Look-ahead of the engine's drafter."
+            "--lookahead",
+            default=0,
+            type=click.IntRange(0, 1 << 16),
+            metavar="N",
+            help="Look-ahead of the engine's drafter.",
         ),
         click.option(
-            "--decode-context-parallel-size", default=1, type=int, metavar="N", help="Context parallelism."
+            "--decode-context-parallel-size",
+            default=1,
+            type=click.IntRange(1, MAX_SIZE),
+            metavar="N",
+            help="Context parallelism.",
         ),
-        click.option(
-            "--lora-path", "lora_paths", multiple=True, metavar="NAME=PATH", help="An adapter's path; repeat."
-        ),
+        lora_path_option("lora_paths"),
     ]
     return functools.reduce(lambda inner, one: one(inner), reversed(decorators), function)
 
 
 def lora_paths(texts: tuple[str, ...]) -> dict[str, str]:
-    """Return adapter paths by name; raises UsageError for a text without ``=``."""
-    paths = {}
+    """Return adapter paths by name; raises UsageError for a text without ``=`` and for two paths of one name."""
+    paths: dict[str, str] = {}
     for text in texts:
         name, separator, path = text.partition("=")
         if not separator or not name or not path:
             raise UsageError(f"--lora-path is NAME=PATH, got {text!r}", code="invalid-lora")
-        paths[name] = path
+        if paths.setdefault(name, path) != path:
+            raise UsageError(
+                f"--lora-path gives {name!r} two paths, {paths[name]!r} and {path!r}", code="invalid-lora"
+            )
     return paths
 
 

@@ -34,7 +34,9 @@ def filter_options(function: Any) -> Any:
         [
             click.option("--type", "types", multiple=True, type=click.Choice(_TYPES), help="Event type; repeat."),
             click.option("--medium", "mediums", multiple=True, metavar="TIER", help="GPU, CPU, ...; repeat."),
-            click.option("--group", "groups", multiple=True, type=int, metavar="N", help="KV cache group; repeat."),
+            click.option("--group", "groups", multiple=True, type=click.IntRange(min=0), metavar="N",
+                help="KV cache group; repeat.",
+            ),
             click.option("--hash", "hash_prefix", default=None, metavar="PREFIX", help="Hash by prefix."),
             click.option("--lora", default=None, metavar="NAME", help="Adapter name; '' for the base model."),
             click.option(

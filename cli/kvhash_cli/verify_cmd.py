@@ -29,7 +29,12 @@ _SHOWN = 10
 @follow_options
 @settings_for
 @click.option(
-    "--show", type=int, default=_SHOWN, show_default=True, metavar="N", help="Mismatches shown in text."
+    "--show",
+    type=click.IntRange(min=0),
+    default=_SHOWN,
+    show_default=True,
+    metavar="N",
+    help="Mismatches shown in text.",
 )
 @output_option("text", "jsonl")
 def verify(output: str, show: int, **options: Any) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import zmq
 
+from kvhash._errors import UsageError
 from kvhash.events.aio import AsyncSubscriber
 from kvhash.events.encode import encode_batch
 from kvhash.events.endpoint import (
@@ -347,6 +348,31 @@ def test_the_asynchronous_form_yields_the_same() -> None:
         for number in range(30):
             publisher.publish(_batch(number))
         assert _seqs(asyncio.run(read(publisher))) == list(range(30))
+
+
+@pytest.mark.parametrize("before", [0, 1])
+@pytest.mark.parametrize("replay", [None, "tcp://127.0.0.1:2"])
+def test_an_endpoint_that_zmq_refuses_is_named(before: int, replay: str | None) -> None:
+    """A path too long for a socket: a typed error with nothing behind it; all sockets are closed."""
+    sources = [Source("tcp://127.0.0.1:1", replay)] * before + [Source("ipc:///" + "x" * 500, replay)]
+    context: zmq.Context[Any] = zmq.Context()
+    opened: list[zmq.Socket[Any]] = []
+    make = context.socket
+    context.socket = lambda kind: opened.append(make(kind)) or opened[-1]  # type: ignore[method-assign, func-returns-value]
+    with pytest.raises(UsageError, match="cannot connect to ipc:///xxx") as caught:
+        Subscriber(sources, context=context)
+    assert caught.value.__context__ is None or caught.value.__suppress_context__
+    assert len(opened) > before
+    assert all(socket.closed for socket in opened)
+    context.term()  # would wait for ever for a socket, or a monitor, that is still open
+
+
+@pytest.mark.parametrize("number", [1 << 64, (1 << 64) - 1, -(1 << 64), 10**30, 1.5, True, None, "end"])
+def test_a_number_that_no_batch_has_is_refused(number: Any) -> None:
+    """Before anything is connected, and not when it is to be sent."""
+    with pytest.raises(UsageError) as caught:
+        Subscriber(Source("tcp://127.0.0.1:1", "tcp://127.0.0.1:2"), from_seq=number)
+    assert caught.value.code == "invalid-from-seq"
 
 
 def test_idle_and_closed_subscribers_end() -> None:

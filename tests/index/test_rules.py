@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from kvhash import BlockHasher
+from kvhash import BlockHasher, Contract
 from kvhash._backend import native_module
 from kvhash._errors import UsageError
 from kvhash.events._errors import EventDecodeError
@@ -401,6 +401,53 @@ def test_a_clear_empties_its_rank_and_no_other() -> None:
     assert (one(index).blocks, one(index).rank) == (2, 1)
     index.apply("a", batch(stored(H[:1]), rank=0))
     assert index.blocks_by_tier("a") == {"GPU": 3}
+
+
+@pytest.mark.parametrize("below", [{"medium": "CPU"}, {"medium": "DISK"}, {"locality": "REMOTE"}])
+@pytest.mark.parametrize("payloads", [False, True])
+def test_a_clear_does_not_say_what_lower_tiers_hold(below: dict[str, str], payloads: bool) -> None:
+    """Once a life stored below the device a clear leaves nothing claimed and nothing EXACT, until a restart.
+
+    Of the device alone it says all; what a life stored after its clear does not count against that clear.
+    """
+    index = ResidencyIndex(clock=lambda: 50.0)
+
+    def apply(*events: Any) -> None:
+        if payloads:
+            index.apply_payloads("a", [encode_batch(batch(*events), Contract.events_for_vllm("latest"))])
+        else:
+            index.apply("a", batch(*events))
+
+    apply(stored(H[:3]))
+    apply(CLEARED, stored(H[:2], **below))
+    assert index.knowledge("a").exact
+    apply(removed(H[:2], **below), CLEARED, stored(H[:1]))
+    known = index.knowledge("a")
+    assert (known.state, known.reasons, known.since) == (State.DEGRADED, ("cleared-below",), 50.0)
+    assert index.holdings("a") == {(0, Place("GPU", False, 0)): {H[0]: 1}}
+    apply(CLEARED)
+    assert index.knowledge("a").reasons == ("cleared-below",)
+    again = ResidencyIndex()
+    again.load(index.snapshot())
+    again.apply("a", batch(CLEARED))
+    assert again.knowledge("a").reasons == ("cleared-below",)
+    index.apply_record("a", Restart("e", 0, 0))
+    assert index.knowledge("a").exact
+    apply(stored(H[:2]), CLEARED)
+    assert index.knowledge("a").exact
+
+
+def test_of_equal_ranks_the_lowest_number_answers() -> None:
+    """Whichever was heard of first, so that every form answers alike; more usable tokens go before that."""
+    index = ResidencyIndex()
+    for rank in (3, 1, None, 2):
+        index.apply("a", batch(stored(H[:2]), rank=rank))
+    assert (index.ranks("a"), one(index).rank) == ([3, 1, None, 2], None)
+    for rank in (3, 1, 2):
+        index.apply("a", batch(stored(H[2:3], H[1], medium="CPU"), rank=rank))
+    assert (one(index).rank, one(index).by_tier) == (1, {"GPU": 2, "CPU": 1})
+    index.apply("a", batch(stored(H[3:4], H[2]), stored(H[2:3], H[1]), rank=3))
+    assert one(index).rank == 3
 
 
 def test_a_restart_empties_its_rank() -> None:

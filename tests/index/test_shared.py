@@ -112,6 +112,24 @@ def test_it_answers_what_the_embedded_index_answers(server: RedisServer, seed: i
     same(embedded, index, random_stream.chains)  # type: ignore[attr-defined]
 
 
+def test_equal_ranks_and_cleared_tiers_are_judged_alike(server: RedisServer) -> None:
+    """The lowest of equal ranks answers, though heard of last; a clear after offloads is `cleared-below` in both."""
+    embedded, index = ResidencyIndex(clock=lambda: 5.0), shared(server, clock=lambda: 5.0)
+    hashes = [7, 8, 9]
+    for each in (embedded, index):
+        for rank, fields in ((2, {}), (0, {"medium": "CPU"}), (1, {})):
+            each.apply_record("a", record(0, stored(hashes, **fields), rank=rank))
+        found = each.longest_prefix(hashes)["a"]
+        assert (found.rank, found.by_tier) == (0, {"CPU": 3})
+        for rank in (0, 1):
+            each.apply_record("a", record(1, CLEARED, rank=rank))
+        assert each.knowledge("a", 0).reasons == ("cleared-below",)
+        assert each.knowledge("a", 1).exact
+        each.apply_record("a", Restart("e", 0, 1))
+        assert each.knowledge("a").exact
+    assert embedded.longest_prefix(hashes) == index.longest_prefix(hashes)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_several_replicas_apply_each_batch_once(server: RedisServer, seed: int) -> None:
     """Three replicas follow the same engine, each as far behind as it likes; a restart is one restart."""

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import redis
 
-from kvhash import DecodeError
+from kvhash import Contract, DecodeError
 from kvhash.events import EventDecodeError, encode_batch
 from kvhash.events.records import Batch, Gap, Lost, Restart
 from kvhash.events.schema import BlockStored
@@ -20,6 +21,7 @@ from .build import CLEARED, SIZE, batch, record, removed, stored
 from .redis_server import RedisServer
 
 H = list(range(101, 161))
+NEWEST = Contract.events_for_vllm("latest")
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +58,80 @@ def test_a_store_that_is_full_is_away(server: RedisServer) -> None:
     assert index.flush()
     assert index.longest_prefix(H)["a"].blocks == 4
     assert index.knowledge("a").exact
+
+
+def losing(server: RedisServer, answers: list[bool], *, retried: bool = False) -> SharedResidencyIndex:
+    """Return an index whose client gets no answer to a script while `answers` has True; `retried`: it asks again."""
+    client = server.client()
+    send = client.execute_command
+
+    def execute(*args: Any, **options: Any) -> Any:
+        answer = send(*args, **options)
+        if args[0] == "EVALSHA" and answers and answers.pop():
+            if not retried:
+                raise redis.ConnectionError("the answer was lost")
+            answer = send(*args, **options)
+        return answer
+
+    client.execute_command = execute  # type: ignore[method-assign]
+    return SharedResidencyIndex(client, retry_s=0.0)
+
+
+@pytest.mark.parametrize("retried", [False, True])
+@pytest.mark.parametrize("payloads", [False, True])
+def test_a_write_whose_answer_is_lost_is_taken_once(
+    server: RedisServer, payloads: bool, retried: bool
+) -> None:
+    """Whether the client or the index writes again: batches without numbers, as those with, count once."""
+    answers: list[bool] = []
+    index = losing(server, answers, retried=retried)
+    todo = [batch(stored(H[:1])), batch(stored(H[1:2], H[0])), batch(removed(H[1:2]))]
+    for each in todo:
+        index.flush()
+        answers.append(True)
+        if payloads:
+            index.apply_payloads("a", [encode_batch(each, NEWEST)])
+        else:
+            index.apply("a", each)
+    assert index.flush()
+    assert (list(index.holdings("a").values()), index.stats()["removed_unknown"]) == ([{H[0]: 1}], 0)
+    assert index.knowledge("a").exact
+    assert index.stats()["repeated"] == len(todo)
+    index.apply("a", batch(stored(H[1:2], H[0])))
+    assert (index.longest_prefix(H)["a"].blocks, index.knowledge("a").exact) == (2, True)
+
+
+def test_batches_without_numbers_that_never_came_are_missed(server: RedisServer) -> None:
+    """What did not fit while the store was away, and what a store that comes back empty has forgotten, shows."""
+    index = shared(server, max_pending=1)
+    index.apply("a", batch(stored(H[:1])))
+    server.client().config_set("maxmemory", 1)
+    try:
+        index.apply("a", batch(stored(H[4:5])))
+        index.apply("a", batch(stored(H[5:6])))
+    finally:
+        server.client().config_set("maxmemory", 0)
+    assert index.flush()
+    assert index.knowledge("a").reasons == ("lost",)
+    index.apply("a", batch(CLEARED))
+    assert index.knowledge("a").exact
+    server.client().flushall()
+    index.apply("a", batch(stored(H[1:2], H[0])))
+    assert index.knowledge("a").reasons == ("joined-late",)
+    assert index.remove("a")
+    index.apply("a", batch(stored(H[:1])))
+    assert index.knowledge("a").exact
+
+
+def test_any_number_of_former_writers_leaves_a_state_of_bounded_size(server: RedisServer) -> None:
+    """A writer that takes over begins anew and is no loss; the last ones alone are remembered."""
+    sizes = []
+    for at in range(30):
+        index = shared(server)
+        index.apply("a", batch(stored([at + 1])))
+        assert index.knowledge("a").exact
+        sizes.append(server.client().hstrlen("kvhash:{a}:meta", "0"))
+    assert sizes[-1] <= sizes[9] + 8
 
 
 def test_what_no_index_wrote_is_no_state(server: RedisServer) -> None:

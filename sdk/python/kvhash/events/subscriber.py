@@ -22,7 +22,7 @@ from kvhash._errors import UsageError
 
 from .endpoint import check_connectable, is_loopback, offset_endpoint
 from .records import BadMessage, Record
-from .tracker import Message, PublisherTracker, parse_message, parse_reply
+from .tracker import END_SEQ, Message, PublisherTracker, parse_message, parse_reply
 
 __all__ = ["RemoteEndpointWarning", "Source", "Subscriber", "SubscriberCore"]
 
@@ -111,9 +111,15 @@ class SubscriberCore:
         self._sources = [source if isinstance(source, Source) else Source(source) for source in listed]
         if not self._sources:
             raise UsageError("expected at least one endpoint", code="invalid-endpoint")
-        if isinstance(from_seq, str) and from_seq not in ("live", "start"):
+        number = isinstance(from_seq, int) and not isinstance(from_seq, bool)
+        if not number and from_seq not in ("live", "start"):
             raise UsageError(
-                f"from_seq is 'live', 'start' or a number, got {from_seq!r}", code="invalid-from-seq"
+                f"from_seq is 'live', 'start' or a number, got {from_seq!r:.100}", code="invalid-from-seq"
+            )
+        if isinstance(from_seq, int) and not -END_SEQ < from_seq < END_SEQ:
+            raise UsageError(
+                f"from_seq: there is no batch {from_seq}; the last number there can be is {END_SEQ - 1}",
+                code="invalid-from-seq",
             )
         self._from_seq = from_seq
         self._replay_timeout = replay_timeout
@@ -388,7 +394,8 @@ class SubscriberCore:
             return
         self.closed = True
         for line in self._lines:
-            if line.connections is not None:
+            # One that could not be connected is closed already, and has no monitor that could be switched off.
+            if line.connections is not None and not line.socket.closed:
                 line.socket.disable_monitor()
         for socket in self.sockets():
             socket.close(0)

@@ -13,6 +13,7 @@ __all__ = ["REASONS", "Ledger"]
 
 #: Why a rank's knowledge is not EXACT.
 REASONS: Mapping[str, str] = {
+    "cleared-below": "the cache was cleared; what the tiers below the device still hold is not known",
     "collision": "two blocks of the rank have hashes with the same low 64 bits",
     "evicted": "the index dropped blocks of this rank to stay within its bound",
     "gap": "batches are missing, and a replay may still bring them",

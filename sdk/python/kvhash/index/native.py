@@ -25,7 +25,7 @@ from kvhash.events.schema import (
 
 from .layer import Block
 from .ledger import Ledger
-from .rank import Place, RankMap, check_block
+from .rank import Place, RankMap, by_number, check_block
 from .types import EngineSettings, PrefixMatch
 
 if TYPE_CHECKING:
@@ -242,7 +242,10 @@ def apply_payloads(ranks: Mapping[int | None, RankMap], payloads: Sequence[bytes
 
 def make_fleet(engines: Mapping[str, Mapping[int | None, RankMap]], order: Sequence[str]) -> _native.Fleet:
     """Return the native maps of all engines' ranks, for lookups; `order`: the tiers."""
-    members = [(name, _natives(ranks)) for name, ranks in engines.items()]
+    # Of equal ranks the first one answers.
+    members = [
+        (name, _natives(dict(sorted(ranks.items(), key=by_number)))) for name, ranks in engines.items()
+    ]
     fleet: _native.Fleet = native_module().Fleet(members, order, PrefixMatch)
     return fleet
 

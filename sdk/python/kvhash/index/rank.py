@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -26,7 +26,7 @@ from .match import Combination, GroupView, Request, continue_in_tier, kind_of
 from .placing import Placing
 from .types import MAX_BLOCK_TOKENS, MAX_GROUPS, EngineSettings, PrefixMatch
 
-__all__ = ["Blocks", "Group", "Place", "RankMap", "check_block", "count_medium"]
+__all__ = ["Blocks", "Group", "Place", "RankMap", "by_number", "check_block", "count_medium"]
 
 #: Why a block may be not derivable though the settings are right, or because they are wrong: where this is so of
 #: `_ENOUGH` blocks and not one was confirmed, nothing says that lookups can hit.
@@ -80,6 +80,9 @@ class Blocks(Protocol):
 
     def clear(self) -> None:
         """Forget all blocks."""
+
+    def stored_to(self) -> Iterable[Place]:
+        """Return the places that this life has stored to."""
 
 
 class RankMap:
@@ -147,14 +150,22 @@ class RankMap:
             elif isinstance(event, BlockRemoved):
                 self._remove(event)
             else:
-                self._apply_other(event, now)
+                self._apply_other(event, now, self.layers)
         self._verify(batch, now)
 
-    def _apply_other(self, event: AllBlocksCleared | UnknownEvent | UndecodableEvent, now: float) -> None:
+    def _apply_other(
+        self,
+        event: AllBlocksCleared | UnknownEvent | UndecodableEvent,
+        now: float,
+        places: Iterable[Place],
+    ) -> None:
+        """Apply an event that is about no single block; `places`: those that this life has stored to."""
         if isinstance(event, AllBlocksCleared):
             self.counts["clears"] += 1
             self.clear()
             self.ledger.cleared()
+            if any(place.remote or place.tier != self._order[0] for place in places):
+                self.ledger.fault("cleared-below", now)
         elif isinstance(event, UndecodableEvent):
             self.counts["undecodable"] += 1
             self.ledger.fault("undecodable", now)
@@ -237,7 +248,7 @@ class RankMap:
             else:
                 if isinstance(event, AllBlocksCleared):
                     blocks.clear()
-                self._apply_other(event, now)
+                self._apply_other(event, now, blocks.stored_to())
         self._verify(batch, now)
 
     @property
@@ -406,6 +417,12 @@ class RankMap:
                 check_block(key, copies, parent)
                 layer.store(key, parent, digest, ends_chunk)
                 layer.blocks[key].copies = copies
+
+
+def by_number(item: tuple[int | None, Any]) -> tuple[bool, int]:
+    """Return where a rank's entry comes in order: the one without a number first."""
+    number = item[0]
+    return number is not None, number or 0
 
 
 def check_block(key: Any, copies: Any, parent: Any) -> None:

@@ -37,7 +37,7 @@ from .checks import (
     name_bad_hash,
 )
 from .native import NativeRankMap, apply_payloads, make_fleet, make_rank_map
-from .rank import Place, RankMap, count_medium
+from .rank import Place, RankMap, by_number, count_medium
 from .snapshot import DumpedRank, SnapshotError, seal, unseal
 from .types import DEFAULT_TIERS, EngineSettings, Knowledge, PrefixMatch, State
 
@@ -351,7 +351,7 @@ class ResidencyIndex:
 
     def _match(self, engine: str, hashes: Sequence[HashValue], num_tokens: int | None) -> PrefixMatch:
         best = PrefixMatch()
-        for number, rank in self._engines.get(engine, {}).items():
+        for number, rank in sorted(self._engines.get(engine, {}).items(), key=by_number):
             best = better_match(best, rank.match(hashes, num_tokens, number))
         return best
 

@@ -7,6 +7,7 @@ out anew if not. So any number of replicas may follow the same engines: a batch 
 from __future__ import annotations
 
 import inspect
+import secrets
 import threading
 import time
 from collections import Counter, deque
@@ -36,7 +37,7 @@ from .checks import (
     check_tiers,
     name_bad_hash,
 )
-from .rank import Place, RankMap, count_medium
+from .rank import Place, RankMap, by_number, count_medium
 from .residency import COUNTS, better_match, decode_at, worst_knowledge
 from .stored import (
     ENGINES,
@@ -77,10 +78,15 @@ _COUNTS = (*(name for name in COUNTS if name not in _OF_BLOCKS), "dropped")
 
 @dataclass(frozen=True, slots=True)
 class _Unnumbered:
-    """A batch that follows whatever its rank's last one is; None: one that cannot be read, of this rank or another."""
+    """A batch that follows whatever its rank's last one is; None: one that cannot be read, of this rank or another.
+
+    ``number``: which one of this writer's it is, of its engine and rank, from 1: the store keeps the last one, so that
+    a write whose answer was lost is not applied again, and one that never came is missed.
+    """
 
     rank: int | None
     batch: EventBatch | None
+    number: int
 
 
 class SharedResidencyIndex:
@@ -122,6 +128,9 @@ class SharedResidencyIndex:
         self._pending: deque[tuple[str, Record | _Unnumbered]] = deque()
         self._max_pending = check_int(max_pending, at="$.max_pending", what="a number of records", minimum=1)
         self._ranks: dict[tuple[str, int | None], StoredRank] = {}
+        # Whose the batches without numbers are, and how many of each rank there were.
+        self._writer = secrets.token_bytes(8)
+        self._written: Counter[tuple[str, int | None]] = Counter()
         # The life of each rank that this replica's own stream is in, as the store counts lives.
         self._lives: dict[tuple[str, int | None], int] = {}
         self._counts: Counter[str] = Counter()
@@ -164,24 +173,24 @@ class SharedResidencyIndex:
     def apply(self, engine: str, batch: EventBatch) -> None:
         """Apply a batch after the last one applied: for a single writer. `apply_record` is for all others."""
         check_batch(batch)
-        self._take_in(check_engine(engine), [_Unnumbered(batch.data_parallel_rank, batch)])
+        self._take_in_unnumbered(check_engine(engine), [(batch.data_parallel_rank, batch)])
 
     def apply_payloads(self, engine: str, payloads: Iterable[bytes]) -> None:
         """Apply batches as they were published, in order, for a single writer; raises as `ResidencyIndex` does."""
         check_engine(engine)
-        batches: list[Record | _Unnumbered] = []
+        batches: list[tuple[int | None, EventBatch | None]] = []
         try:
             for at, payload in enumerate(check_payloads(payloads)):
                 batch = decode_at(payload, at)
-                batches.append(_Unnumbered(batch.data_parallel_rank, batch))
+                batches.append((batch.data_parallel_rank, batch))
         except EventDecodeError:
-            ranks = dict.fromkeys([*self.ranks(engine), *(one.rank for one in batches)])
-            batches += [_Unnumbered(rank, None) for rank in ranks]  # whose it was cannot be told
+            ranks = dict.fromkeys([*self.ranks(engine), *(rank for rank, _ in batches)])
+            batches += [(rank, None) for rank in ranks]  # whose it was cannot be told
             with self._lock:
                 self._counts["bad_messages"] += 1
             raise
         finally:
-            self._take_in(engine, batches)
+            self._take_in_unnumbered(engine, batches)
 
     def apply_record(self, engine: str, record: Record) -> None:
         """Apply one record of a subscriber that follows this engine."""
@@ -195,6 +204,16 @@ class SharedResidencyIndex:
         if not isinstance(records, Iterable):
             raise UsageError(f"expected records, got {type(records).__name__}", at="$.records")
         self._take_in(check_engine(engine), [check_record(record) for record in records])
+
+    def _take_in_unnumbered(
+        self, engine: str, batches: Iterable[tuple[int | None, EventBatch | None]]
+    ) -> None:
+        with self._lock:
+            numbered = []
+            for rank, batch in batches:
+                self._written[engine, rank] += 1
+                numbered.append(_Unnumbered(rank, batch, self._written[engine, rank]))
+            self._take_in(engine, numbered)
 
     def _take_in(self, engine: str, records: Sequence[Record | _Unnumbered]) -> None:
         with self._lock:
@@ -233,6 +252,7 @@ class SharedResidencyIndex:
         known, now = (engine, number), self._clock()
         while True:
             rank = self._ranks.get(known)
+            fetched = rank is None
             if rank is None:
                 raw = self._client.hget(meta_key(engine), rank_name(number)) or b""
                 rank = StoredRank(self.tiers, self._settings.get(engine, EngineSettings()), raw)  # type: ignore[arg-type]
@@ -262,9 +282,9 @@ class SharedResidencyIndex:
                 if written == ONE_TOO_MANY:
                     self._counts["refused"] += len(records)
                     return True
-                if written >= 0 and not former:
-                    self._client.sadd(ENGINES, engine)
             if written >= 0:
+                if fetched:  # whoever wrote it first may have lost the answer, and never named it
+                    self._client.sadd(ENGINES, engine)
                 rank.raw = raw
                 self._ranks[known] = rank
                 self._lives[known] = life
@@ -288,6 +308,13 @@ class SharedResidencyIndex:
         """Work one record into a rank's state; returns the life that this replica's stream is in."""
         ledger = rank.map.ledger
         if isinstance(record, _Unnumbered):
+            before = rank.writers.get(self._writer)
+            if before is not None and record.number <= before:
+                rank.map.counts["repeated"] += 1  # it was written, and the answer was lost
+                return rank.life
+            if record.number != (before or 0) + 1:  # the rest was dropped here, or forgotten there
+                ledger.fault("joined-late" if before is None else "lost", now)
+            rank.wrote(self._writer, record.number)
             if record.batch is None:
                 ledger.fault("undecodable", now)
             else:
@@ -357,8 +384,9 @@ class SharedResidencyIndex:
             removed = self._try(work)
             if removed is not None:
                 self._pending = deque(item for item in self._pending if item[0] != engine)
-                for known in [known for known in self._lives if known[0] == engine]:
-                    del self._lives[known]
+                for of_ranks in (self._lives, self._written):
+                    for known in [known for known in of_ranks if known[0] == engine]:
+                        del of_ranks[known]
         return bool(removed)
 
     # --- asking -----------------------------------------------------------------------------------------------
@@ -542,7 +570,7 @@ class SharedResidencyIndex:
             if settings.hashing is not None:  # what is there was verified when it was written
                 settings = replace(settings, hashing=None, tokens_per_hash=_span(settings))
             numbered = [(rank_number(name), raw) for name, raw in fields.items() if name != REFUSED]
-            numbered.sort(key=lambda item: (item[0] is not None, item[0]))
+            numbered.sort(key=by_number)
             states.append({number: StoredRank(self.tiers, settings, raw) for number, raw in numbered})
         return states
 

@@ -10,7 +10,7 @@ Keys of one engine share a hash tag, so that each script and each read stays in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -42,6 +42,8 @@ _PREFIX = "kvhash"
 #: The set of the engines' names.
 ENGINES = f"{_PREFIX}:engines"
 _STORE_END, _STORE, _REMOVE, _DROP, _STORE_ONCE, _STORE_ONCE_END = range(1, 7)
+#: Writers of batches without numbers that a rank remembers: there is one, and those that it took over from.
+_WRITERS = 8
 #: Field of an engine's state beside its ranks: since when a rank was refused.
 REFUSED = b"refused"
 ONE_TOO_MANY = -2
@@ -143,6 +145,7 @@ class _State(msgspec.Struct):
     places: list[tuple[str, bool, int, bool]]
     life: int
     floor: float | None
+    writers: list[tuple[bytes, int]] = []
 
 
 class StoredRank:
@@ -150,7 +153,8 @@ class StoredRank:
 
     ``raw``: how it is written there. ``places``: those that have keys, numbered from 1; ``heard``: those that this
     life has stored to, which its groups are judged by. ``life``: how many lives came before; ``floor``: the engine's
-    time of the last batch of the life before, where there was one.
+    time of the last batch of the life before, where there was one. ``writers``: of those who last wrote batches without
+    numbers, how many each has written.
     """
 
     def __init__(self, tiers: Mapping[str, str], settings: EngineSettings, raw: bytes = b"") -> None:
@@ -160,6 +164,7 @@ class StoredRank:
         self.heard: set[Place] = set()
         self.life = 0
         self.floor: float | None = None
+        self.writers: dict[bytes, int] = {}
         if raw:
             try:
                 value = msgspec.msgpack.decode(raw, type=_State)
@@ -174,15 +179,29 @@ class StoredRank:
                 if heard:
                     self.heard.add(place)
             self.life, self.floor = value.life, value.floor
+            self.writers = dict(value.writers)
 
     def dump(self) -> bytes:
         """Return the state as it is written."""
         groups = [(n, g.sizes, g.smallest, g.kind, g.window, g.chunk) for n, g in self.map.groups.items()]
         places = [(place.tier, place.remote, place.group, place in self.heard) for place in self.places]
-        ledger = self.map.ledger.dump()
         return msgspec.msgpack.encode(
-            {"ledger": ledger, "groups": groups, "places": places, "life": self.life, "floor": self.floor}
+            {
+                "ledger": self.map.ledger.dump(),
+                "groups": groups,
+                "places": places,
+                "life": self.life,
+                "floor": self.floor,
+                "writers": list(self.writers.items()),
+            }
         )
+
+    def wrote(self, writer: bytes, number: int) -> None:
+        """Note the last batch without a number that a writer brought."""
+        self.writers.pop(writer, None)
+        self.writers[writer] = number
+        if len(self.writers) > _WRITERS:
+            del self.writers[next(iter(self.writers))]
 
     def place(self, place: Place) -> int:
         """Return the number of a place, from 1."""
@@ -231,6 +250,10 @@ class Operations:
         """Forget all blocks."""
         for number in range(1, len(self._rank.places) + 1):
             self._add(_DROP, number, 0)
+
+    def stored_to(self) -> Iterable[Place]:
+        """Return the places that this life has stored to."""
+        return self._rank.heard
 
     def _add(self, what: int, place: int, key: int) -> None:
         self.packed += bytes((what,)) + place.to_bytes(2, "big") + key.to_bytes(8, "big")

@@ -27,6 +27,13 @@ pub struct Place {
     pub group: i128,
 }
 
+impl Place {
+    /// Whether it is anywhere but in the engine's own device tier.
+    const fn is_below(&self) -> bool {
+        self.remote || self.tier != 0
+    }
+}
+
 /// A KV cache group as its events (or the settings) describe it; what is not known is 0.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Group {
@@ -118,6 +125,8 @@ pub enum Signal {
     Refused,
     /// All blocks were cleared.
     Cleared,
+    /// Blocks were, and the rank had stored some below the device tier: the stream does not say what became of those.
+    ClearedBelow,
 }
 
 impl Signal {
@@ -131,6 +140,7 @@ impl Signal {
             Self::UnknownEvent => "unknown-event",
             Self::Refused => "refused",
             Self::Cleared => "cleared",
+            Self::ClearedBelow => "cleared-below",
         }
     }
 }
@@ -312,6 +322,9 @@ impl RankMap {
                     self.counts.clears += 1;
                     self.clear();
                     signals.push(Signal::Cleared);
+                    if self.layers.iter().any(|(place, _)| place.is_below()) {
+                        signals.push(Signal::ClearedBelow);
+                    }
                 }
                 Event::Undecodable { .. } => {
                     self.counts.undecodable += 1;
