@@ -365,7 +365,7 @@ _EVENT = st.one_of(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(_EVENT, max_size=5), st.sampled_from([[], [None], [3]]))
 def test_any_events_decode_in_place(events: list[Any], tail: list[Any]) -> None:
     """Whatever stands in a batch's list, there is one event for each, and both readers give the same."""

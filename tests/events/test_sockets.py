@@ -82,7 +82,7 @@ def test_everything_from_the_start_in_both_replay_framings(release: str) -> None
     with _publisher(release=release) as publisher:
         for number in range(50):
             publisher.publish(_batch(number))
-        with Subscriber(_source(publisher), from_seq="start") as subscriber:
+        with Subscriber(_source(publisher), from_seq="start", probe_idle_s=0.5) as subscriber:
             records = _until(subscriber, lambda r: len(_seqs(r)) >= 50)
             assert _seqs(records) == list(range(50))
             publisher.publish(_batch(50))
@@ -114,7 +114,7 @@ def test_a_capture_published_again_is_read_back_frame_by_frame() -> None:
     with _publisher() as publisher:
         for payload in payloads:
             publisher.publish_payload(payload)
-        with Subscriber(_source(publisher), from_seq="start") as subscriber:
+        with Subscriber(_source(publisher), from_seq="start", probe_idle_s=0.5) as subscriber:
             records = _until(subscriber, lambda r: len(_seqs(r)) >= len(payloads))
     assert [record.payload for record in records if isinstance(record, Batch)] == payloads
 
@@ -190,7 +190,7 @@ def test_replay_over_a_small_mark_still_ends() -> None:
     with _publisher(buffer_steps=10_000) as publisher:
         for number in range(10_000):
             publisher.publish(_batch(number))
-        with Subscriber(_source(publisher), from_seq="start") as subscriber:
+        with Subscriber(_source(publisher), from_seq="start", probe_idle_s=0.5) as subscriber:
             records = _until(subscriber, lambda r: len(_seqs(r)) >= 10_000, timeout=60)
     assert _seqs(records) == list(range(10_000))
 
@@ -210,7 +210,7 @@ def test_a_stalled_replay_client_stalls_nobody() -> None:
             publisher.publish(_batch(number))
         for _ in range(20):
             stalled.send_multipart((b"", bytes(8)))
-        with Subscriber(_source(publisher), from_seq="start") as subscriber:
+        with Subscriber(_source(publisher), from_seq="start", probe_idle_s=0.5) as subscriber:
             assert len(_seqs(_until(subscriber, lambda r: len(_seqs(r)) >= 200))) == 200
             publisher.publish(_batch(1))
             assert _seqs(_until(subscriber, lambda r: bool(_seqs(r)))) == [200]

@@ -220,11 +220,11 @@ def test_snapshots_while_threads_apply(form: str) -> None:
 
     def feed() -> None:
         try:
-            for n in range(1, 60):
+            for n in range(1, 30):
                 events = [stored([1000 * n + i for i in range(40)], group_idx=n % 50, medium=medium)
                           for medium in ("GPU", "CPU")]  # fmt: skip
                 index.apply_payloads("a", [encode_batch(batch(*events, rank=n % 7))] * 3)
-                if n % 20 == 0:
+                if n % 10 == 0:
                     index.apply_payloads("a", [encode_batch(batch(CLEARED, rank=1))])
         except BaseException as error:
             faults.append(error)
