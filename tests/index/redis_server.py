@@ -6,9 +6,12 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import redis
 import redis.cluster
+
+from kvhash.index.shared import SharedResidencyIndex
 
 from ..interop.toolchain import need
 from ..ports import free_base
@@ -76,6 +79,11 @@ class RedisServer:
         if self._process is not None and self._process.poll() is None:
             self.stop()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def shared(server: RedisServer, **options: Any) -> SharedResidencyIndex:
+    """Return an index on the server, which tries again at once when it was away."""
+    return SharedResidencyIndex(server.client(), retry_s=0.0, **options)
 
 
 class RedisCluster:

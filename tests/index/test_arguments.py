@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -32,14 +32,6 @@ ODD: list[Any] = [None, True, -1, 0, 5, 1 << 63, 1 << 64, 1.5, math.nan, "abc", 
                   (x for x in ())]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    """Yield a running server."""
-    running = RedisServer()
-    yield running
-    running.close()
-
-
 @pytest.fixture(params=FORMS)
 def index(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return an index of each form whose engine `a` holds three blocks."""
@@ -47,7 +39,6 @@ def index(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> An
         need("a build of kvhash._native")
     if request.param == "shared":
         running: RedisServer = request.getfixturevalue("server")
-        running.client().flushall()
         made: Any = SharedResidencyIndex(running.client(), retry_s=0.0, clock=lambda: 5.0)
     else:
         monkeypatch.setenv("KVHASH_BACKEND", request.param)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -19,28 +18,9 @@ from kvhash.index.shared import SharedResidencyIndex
 from ..waiting import wait_for
 from .build import CLEARED, HASHER, SIZE, record, removed, stored
 from .fleet import held
-from .redis_server import RedisCluster, RedisServer
+from .redis_server import RedisCluster, RedisServer, shared
 
 H = list(range(101, 161))
-
-
-@pytest.fixture(scope="module")
-def _server() -> Iterator[RedisServer]:
-    running = RedisServer()
-    yield running
-    running.close()
-
-
-@pytest.fixture
-def server(_server: RedisServer) -> RedisServer:
-    """Return a running server that holds nothing."""
-    _server.client().flushall()
-    return _server
-
-
-def shared(server: RedisServer, **options: Any) -> SharedResidencyIndex:
-    """Return an index on the server, which tries again at once when it was away."""
-    return SharedResidencyIndex(server.client(), retry_s=0.0, **options)
 
 
 def random_stream(rng: random.Random, count: int) -> list[Record]:

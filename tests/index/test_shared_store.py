@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,29 +17,10 @@ from kvhash.index import shared as module
 from kvhash.index.shared import SharedResidencyIndex
 
 from .build import CLEARED, SIZE, batch, record, removed, stored
-from .redis_server import RedisServer
+from .redis_server import RedisServer, shared
 
 H = list(range(101, 161))
 NEWEST = Contract.events_for_vllm("latest")
-
-
-@pytest.fixture(scope="module")
-def _server() -> Iterator[RedisServer]:
-    running = RedisServer()
-    yield running
-    running.close()
-
-
-@pytest.fixture
-def server(_server: RedisServer) -> RedisServer:
-    """Return a running server that holds nothing."""
-    _server.client().flushall()
-    return _server
-
-
-def shared(server: RedisServer, **options: Any) -> SharedResidencyIndex:
-    """Return an index on the server, which tries again at once when it was away."""
-    return SharedResidencyIndex(server.client(), retry_s=0.0, **options)
 
 
 def test_a_store_that_is_full_is_away(server: RedisServer) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from kvhash._backend import native_module
@@ -12,14 +10,6 @@ from kvhash.index.shared import SharedResidencyIndex
 from ..interop.toolchain import need
 from .redis_server import RedisServer
 from .sideways import ENGINES, Teller, tell_both, tell_shared, tell_snapshots
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[RedisServer]:
-    """Yield a running server."""
-    running = RedisServer()
-    yield running
-    running.close()
 
 
 def shared_story(server: RedisServer, seed: int) -> None:

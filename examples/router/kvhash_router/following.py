@@ -28,7 +28,7 @@ from .verifying import EngineVerifier, Verification
 __all__ = ["EngineFollower"]
 
 _log = logging.getLogger(__name__)
-#: Seconds between two looks at who writes into a shared index; well within its lease.
+#: Seconds between two looks at who writes into the index and whether it lost anything; well within a lease.
 _LEASE_CHECK_S = 0.5
 #: A replay that has brought nothing for so many seconds is over.
 _PAUSE_S = 0.5

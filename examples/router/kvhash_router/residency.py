@@ -156,11 +156,6 @@ class Residency:
         """Take in a subscriber's record; raises StoreUnavailableError."""
         self._call(lambda: self._index.apply_record(engine, record))
 
-    @property
-    def shared(self) -> bool:
-        """Whether other routers use the index too."""
-        return self._store is not None
-
     def hold(self, engine: str) -> bool:
         """Return whether this router writes for an engine, taking that right where it is free."""
         store = self._store

@@ -267,65 +267,72 @@ class LookaheadCutAtBlock(SeldomMistake):
 # --- texts
 
 
-class TextsLowerCased(SeldomMistake):
+class _TextMistake(SeldomMistake):
+    """Base of the mistakes that change a text before it is written."""
+
+    shows_in = ("lora", "cache_salt", "multimodal")
+
+    def text(self, value: str) -> str:
+        return super().text(self.changed(value))
+
+    def changed(self, value: str) -> str:
+        raise NotImplementedError
+
+
+class TextsLowerCased(_TextMistake):
     """Mistake `texts-lower-cased`."""
 
     name = "texts-lower-cased"
-    shows_in = ("lora", "cache_salt", "multimodal")
     said = "writes salts, adapters or identifiers in lower case; texts are hashed as they are"
     cost = "misses for texts with capital letters, and false hits between those that differ in them only"
 
-    def text(self, value: str) -> str:
-        return super().text(value.lower())
+    def changed(self, value: str) -> str:
+        return value.lower()
 
 
-class TextsNormalized(SeldomMistake):
+class TextsNormalized(_TextMistake):
     """Mistake `texts-normalized`."""
 
     name = "texts-normalized"
-    shows_in = ("lora", "cache_salt", "multimodal")
     said = "normalizes texts (NFC); they are hashed as they are"
     cost = "misses for texts that are not normalized"
 
-    def text(self, value: str) -> str:
-        return super().text(unicodedata.normalize("NFC", value))
+    def changed(self, value: str) -> str:
+        return unicodedata.normalize("NFC", value)
 
 
-class TextsTrimmed(SeldomMistake):
+class TextsTrimmed(_TextMistake):
     """Mistake `texts-trimmed`."""
 
     name = "texts-trimmed"
-    shows_in = ("lora", "cache_salt", "multimodal")
     said = "trims white space around texts; they are hashed as they are"
     cost = "misses for such texts"
 
-    def text(self, value: str) -> str:
-        return super().text(value.strip())
+    def changed(self, value: str) -> str:
+        return value.strip()
 
 
-class TextsCutAtNul(SeldomMistake):
+class TextsCutAtNul(_TextMistake):
     """Mistake `texts-cut-at-nul`."""
 
     name = "texts-cut-at-nul"
-    shows_in = ("lora", "cache_salt", "multimodal")
     said = "ends a text at its first NUL; the whole text is hashed"
     cost = "texts that differ behind a NUL are taken for each other"
 
-    def text(self, value: str) -> str:
-        return super().text(value.split("\0")[0])
+    def changed(self, value: str) -> str:
+        return value.split("\0")[0]
 
 
-class TextsCutAt255(SeldomMistake):
+class TextsCutAt255(_TextMistake):
     """Mistake `texts-cut-at-255`."""
 
     name = "texts-cut-at-255"
-    shows_in = ("lora", "cache_salt", "multimodal")
     said = "keeps 255 characters of a text; the whole text is hashed"
     cost = "long texts with equal beginnings are taken for each other"
     kept = 255
 
-    def text(self, value: str) -> str:
-        return super().text(value[: self.kept])
+    def changed(self, value: str) -> str:
+        return value[: self.kept]
 
 
 class TextsCutAt65535(TextsCutAt255):
