@@ -53,6 +53,7 @@ publishes on the port plus r, and replays likewise; `inproc://name` becomes `inp
 | `Lost` | they will not come, and why: `no-replay`, `not-in-buffer`, `no-answer`, `overflow` |
 | `Restart` | the publisher began anew; what it held before is gone |
 | `Stale` | a message came after it was given up, or is of a former life; it is not delivered. Where there is a replay the publisher is asked whether it has that batch; if it has, a new life whose clock was set back has begun (`Restart`) |
+| `Confirmed` | the publisher was asked after a `Stale`: it is in the life that is followed, and all it has sent was delivered |
 | `BadMessage` | a message that is no batch |
 
 A replayed batch is delivered before newer live ones, so a block that was removed meanwhile is never resurrected. A publisher

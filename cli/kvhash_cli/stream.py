@@ -16,7 +16,7 @@ from kvhash import UsageError
 from kvhash.block_size import check_block_size
 from kvhash.events.endpoint import parse_ranks
 from kvhash.events.export import event_to_json
-from kvhash.events.records import BadMessage, Batch, Gap, Lost, Record, Recovered, Restart, Stale
+from kvhash.events.records import BadMessage, Batch, Confirmed, Gap, Lost, Record, Recovered, Restart, Stale
 from kvhash.events.schema import Event
 from kvhash.events.subscriber import Source, Subscriber
 
@@ -183,7 +183,7 @@ def event_record(record: Batch, event: Event, num_tokens: int | None) -> dict[st
 
 
 def notice_record(record: Record) -> dict[str, Any]:
-    """Return the jsonl record of a gap, recovery, loss, restart, stale or bad message."""
+    """Return the jsonl record of a gap, recovery, loss, restart, stale batch, confirmation or bad message."""
     result: dict[str, Any] = {
         "v": 1,
         "record": type(record).__name__.lower(),
@@ -194,7 +194,7 @@ def notice_record(record: Record) -> dict[str, Any]:
         result |= {"first": str(record.first), "last": str(record.last)}
     if isinstance(record, (Lost, BadMessage)):
         result["reason"] = record.reason
-    if isinstance(record, Restart):
+    if isinstance(record, (Restart, Confirmed)):
         result["last_seq"] = None if record.last_seq is None else str(record.last_seq)
     if isinstance(record, (Stale, BadMessage)):
         result["seq"] = None if record.seq is None else str(record.seq)
@@ -214,6 +214,8 @@ def notice_text(record: Record) -> str:
         return f"{who}: restarted; what it held before is gone"
     if isinstance(record, Stale):
         return f"{who}: message {record.seq} came too late and is passed over"
+    if isinstance(record, Confirmed):
+        return f"{who}: asked, and all it has published was delivered"
     assert isinstance(record, BadMessage)
     return f"{who}: bad message: {record.reason}"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvhash.events.encode import encode_batch
-from kvhash.events.records import Batch, Lost, Record, Restart
+from kvhash.events.records import Batch, Confirmed, Lost, Record, Restart, Stale
 from kvhash.events.schema import BlockStored, EventBatch
 from kvhash.events.tracker import END_SEQ, Message, PublisherTracker, parse_message, parse_reply
 
@@ -116,8 +116,10 @@ def run_story(seed: int, *, replay: bool = True, restarts: bool = True, steps: i
         now += 0.5
         line.append((now, publisher.publish()))
         deliver_due()
-    for _ in range(400):
+    for turn in range(800):
         now += 0.05
+        if turn % 50 == 49 and turn < 700:
+            tracker.probe(now)  # as subscribers do after a silence
         deliver_due()
     return {"publisher": publisher, "records": records, "tracker": tracker, "pending": tracker.replay}
 
@@ -141,6 +143,9 @@ def check_story(story: dict[str, Any]) -> None:
             assert not numbers & set(lives[-1]), record
             assert not numbers & lost[-1], record
             lost[-1] |= numbers
+    if story["tracker"].can_replay:
+        settled = [type(r) for r in story["records"] if isinstance(r, (Batch, Confirmed, Restart, Stale))]
+        assert settled[-1] is not Stale, "a doubt that is never settled"
     truth = story["publisher"].truth
     assert story["pending"] is None
     final = dict(enumerate(truth[-1]))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kvhash.events.encode import encode_batch
-from kvhash.events.records import BadMessage, Batch, Gap, Lost, Record, Recovered, Restart, Stale
+from kvhash.events.records import BadMessage, Batch, Confirmed, Gap, Lost, Record, Recovered, Restart, Stale
 from kvhash.events.schema import BlockRemoved, BlockStored, EventBatch
 from kvhash.events.tracker import END_SEQ, Message, PublisherTracker, following, parse_message, parse_reply
 
@@ -30,8 +32,8 @@ def _reply(seq: int, **options: float) -> Message:
     return message
 
 
-def _tracker(*, can_replay: bool = True, **options: float) -> PublisherTracker:
-    return PublisherTracker("e", 0, can_replay, **options)  # type: ignore[arg-type]
+def _tracker(*, can_replay: bool = True, **options: Any) -> PublisherTracker:
+    return PublisherTracker("e", 0, can_replay, **options)
 
 
 def _short(records: list[Record]) -> list[object]:
@@ -202,6 +204,87 @@ def test_a_late_batch_of_a_former_life_is_none_of_the_publishers() -> None:
         assert "Restart" not in _short(tracker.reply(_reply(seq, ts=200.0 + seq), 1))
     assert _short(tracker.reply(_reply(-1), 1)) == [4]
     assert _short(tracker.live(_live(5, ts=205.0), 2)) == [5]
+
+
+def _restarted(**options: Any) -> PublisherTracker:
+    """Return a tracker in a second life, 0 to 3, whose former life was longer."""
+    tracker = _tracker(**options)
+    tracker.live(_live(20), 0)
+    for seq in range(4):
+        tracker.live(_live(seq, ts=200.0 + seq), 0)
+    return tracker
+
+
+@pytest.mark.parametrize("late", [2, 3, 4, 18], ids=["behind", "last", "next", "ahead"])
+def test_when_nothing_follows_a_late_batch_the_life_is_confirmed(late: int) -> None:
+    """The publisher is asked; it has what was delivered and not the late batch, and publishes nothing for hours."""
+    tracker = _restarted()
+    assert _short(tracker.live(_live(late), 1)) == ["Stale"]
+    assert tracker.replay is not None
+    for seq in range(tracker.replay.start, 4):
+        assert tracker.reply(_reply(seq, ts=200.0 + seq), 1) == []
+    assert tracker.reply(_reply(-1), 1) == [Confirmed("e", 0, 3)]
+    assert tracker.replay is None
+
+
+def test_a_second_late_batch_is_settled_by_a_replay_asked_after_it() -> None:
+    """The answer under way may have been given before it came."""
+    tracker = _restarted()
+    tracker.live(_live(18), 1)
+    assert _short(tracker.live(_live(19), 1)) == ["Stale"]
+    for seq in range(4):
+        tracker.reply(_reply(seq, ts=200.0 + seq), 1)
+    asked = tracker.asked
+    assert tracker.reply(_reply(-1), 1) == []
+    assert tracker.tick(1) == []
+    assert tracker.asked == asked + 1
+    for seq in range(4):
+        tracker.reply(_reply(seq, ts=200.0 + seq), 1)
+    assert tracker.reply(_reply(-1), 1) == [Confirmed("e", 0, 3)]
+
+
+def test_a_question_without_an_answer_is_settled_by_the_next_probe() -> None:
+    """The replay stalls: nothing is confirmed until one answers whole."""
+    tracker = _restarted(replay_timeout=1.0)
+    tracker.live(_live(18), 1)
+    assert tracker.tick(2.5) == []
+    assert tracker.replay is None
+    tracker.probe(12)
+    for seq in range(4):
+        tracker.reply(_reply(seq, ts=200.0 + seq), 12)
+    assert tracker.reply(_reply(-1), 12) == [Confirmed("e", 0, 3)]
+
+
+def test_nothing_is_confirmed_while_the_publisher_has_more() -> None:
+    """What it has beyond the delivered batches seems old as well: its clock was set back, which only it can tell."""
+    tracker = _restarted()
+    tracker.live(_live(18), 1)
+    for seq in range(4):
+        tracker.reply(_reply(seq, ts=200.0 + seq), 1)
+    tracker.reply(_reply(4, ts=50.0), 1)
+    assert "Confirmed" not in _short(tracker.reply(_reply(-1), 1))
+
+
+def test_a_late_batch_ahead_that_is_the_publishers_own_begins_anew() -> None:
+    """The clock was set back and batches were missed: the publisher has that very batch, so everything is read anew."""
+    tracker = _restarted()
+    tracker.live(_live(6), 1)
+    for seq in range(4):
+        tracker.reply(_reply(seq, ts=200.0 + seq), 1)
+    for seq in (4, 5):
+        tracker.reply(_reply(seq), 1)
+    assert _short(tracker.reply(_reply(6), 1)) == ["Restart"]
+    assert tracker.replay is not None
+    assert tracker.replay.start == 0
+
+
+def test_without_a_replay_nothing_is_confirmed() -> None:
+    """A late batch stays in doubt until the next one comes."""
+    tracker = _restarted(can_replay=False)
+    assert _short(tracker.live(_live(18), 1)) == ["Stale"]
+    tracker.probe(20)
+    assert tracker.tick(20) == []
+    assert _short(tracker.live(_live(4, ts=204.0), 21)) == [4]
 
 
 def test_a_restart_is_a_new_life() -> None:

@@ -13,7 +13,7 @@ import msgspec
 
 from kvhash import BlockHasher, KvHashError
 from kvhash.events import encode_batch
-from kvhash.events.records import BadMessage, Batch, Gap, Lost, Recovered, Restart, Stale
+from kvhash.events.records import BadMessage, Batch, Confirmed, Gap, Lost, Recovered, Restart, Stale
 from kvhash.events.schema import (
     AllBlocksCleared,
     BlockRemoved,
@@ -193,7 +193,8 @@ class Teller:
             return [Gap("sim", rank, seq, last), end]
         if roll < 0.95:
             return [BadMessage("sim", rank, rng.choice([None, seq, 0]), 0, "?", ())]
-        return [Stale("sim", rank, 0), Gap("sim", rank, last, seq)]
+        more = rng.choice([Gap("sim", rank, last, seq), Confirmed("sim", rank, seq)])
+        return [Stale("sim", rank, 0), more]
 
     def _batch(self, rank: int | None, seq: int) -> Batch:
         ts = (

@@ -15,7 +15,7 @@ import redis.asyncio
 from kvhash import InvalidHashError, KvHashError, UsageError
 from kvhash._backend import native_module
 from kvhash.events import BlockRemoved, BlockStored, EventBatch, encode_batch, hash_key
-from kvhash.events.records import BadMessage, Batch, Gap, Lost, Recovered, Restart, Stale
+from kvhash.events.records import BadMessage, Batch, Confirmed, Gap, Lost, Recovered, Restart, Stale
 from kvhash.index import EngineSettings, GroupSettings, ResidencyIndex
 from kvhash.index.shared import SharedResidencyIndex
 from kvhash.index.types import MAX_BLOCK_TOKENS
@@ -245,6 +245,7 @@ def test_records_with_values_that_no_record_has(index: Any) -> None:
         ]
         if seq is not None:
             records += [Stale("e", 0, seq), BadMessage("e", 0, seq, 0, "?", ())]  # type: ignore[arg-type]
+            records += [Restart("e", 0, seq), Confirmed("e", 0, seq)]  # type: ignore[arg-type]
         for one in records:
             refused(lambda one=one: index.apply_record("a", one), "$.record.")
     for rank in ("0", 1.5, True, 1 << 64, -(1 << 63) - 1):

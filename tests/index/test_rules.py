@@ -19,7 +19,7 @@ from kvhash._errors import UsageError
 from kvhash.events._errors import EventDecodeError
 from kvhash.events.decode import decode_batch
 from kvhash.events.encode import encode_batch
-from kvhash.events.records import BadMessage, Gap, Lost, Recovered, Restart, Stale
+from kvhash.events.records import BadMessage, Confirmed, Gap, Lost, Recovered, Restart, Stale
 from kvhash.events.schema import BlockStored, EventBatch, UndecodableEvent, UnknownEvent
 from kvhash.index import (
     EngineSettings,
@@ -514,7 +514,7 @@ def test_a_loss_stays_until_a_clear_or_a_restart() -> None:
 
 
 def test_a_batch_without_a_place_is_a_doubt_until_the_stream_goes_on() -> None:
-    """It may be of a new life whose clock was set back, so EXACT is not claimed; a restart or the next batch tells."""
+    """It may be of a new life whose clock was set back: not EXACT until a restart, the publisher or a batch tells."""
     index = ResidencyIndex()
     index.apply_record("a", Stale("e", 0, 7))
     assert index.knowledge("a").reasons == ("never-heard",)
@@ -524,6 +524,18 @@ def test_a_batch_without_a_place_is_a_doubt_until_the_stream_goes_on() -> None:
     assert (state.state, state.reasons) == (State.DEGRADED, ("stale",))
     index.apply_record("a", record(1))
     assert index.knowledge("a").exact
+    index.apply_record("a", Stale("e", 0, 0))
+    # The last one again, as another follower of the same stream brings it.
+    index.apply_record("a", record(1))
+    assert index.knowledge("a").exact
+    index.apply_record("a", Stale("e", 0, 0))
+    index.apply_record("a", Confirmed("e", 0, 1))
+    assert index.knowledge("a").exact
+    index.apply_record("a", Gap("e", 0, 2, 3))
+    index.apply_record("a", Stale("e", 0, 0))
+    index.apply_record("a", Confirmed("e", 0, 1))
+    assert index.knowledge("a").reasons == ("gap",)
+    index.apply_record("a", Recovered("e", 0, 2, 3))
     index.apply_record("a", Stale("e", 0, 0))
     index.apply_record("a", Restart("e", 0, 1))
     assert index.knowledge("a").exact

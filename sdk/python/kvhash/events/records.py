@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from .schema import EventBatch
 
-__all__ = ["BadMessage", "Batch", "Gap", "Lost", "Record", "Recovered", "Restart", "Stale"]
+__all__ = ["BadMessage", "Batch", "Confirmed", "Gap", "Lost", "Record", "Recovered", "Restart", "Stale"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +75,23 @@ class Restart(_Record):
 
 @dataclass(frozen=True, slots=True)
 class Stale(_Record):
-    """A batch came after it was given up as lost, or from a former life; it is not delivered."""
+    """A batch came after it was given up as lost, or from a former life; it is not delivered.
+
+    It may as well be of a new life whose clock was set back; where there is a replay the publisher is asked, and
+    `Confirmed` or `Restart` follows, unless the next batch comes before.
+    """
 
     seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed(_Record):
+    """The publisher was asked after a `Stale`: it is in the life that is followed, and all it sent was delivered.
+
+    ``last_seq``: the last of what was delivered; None when it has published nothing in this life.
+    """
+
+    last_seq: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,4 +108,4 @@ class BadMessage(_Record):
 
 
 #: What a subscriber yields.
-Record: TypeAlias = "Batch | Gap | Recovered | Lost | Restart | Stale | BadMessage"
+Record: TypeAlias = "Batch | Gap | Recovered | Lost | Restart | Stale | Confirmed | BadMessage"

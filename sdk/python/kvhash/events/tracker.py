@@ -9,7 +9,8 @@ time (each batch carries its own). So against the latest message
 * a lower number with a later time begins a new life;
 * a higher number with an earlier time, or a lower one that is not among those delivered, is of a former life or was
   given up already: it is not delivered (a run of such messages is a new life whose clock was set back; where there is
-  a replay, the publisher is asked at the first of them, and has that batch only if its own life is meant);
+  a replay, the publisher is asked at the first of them, and has that batch only if its own life is meant; if it
+  has nothing but what was delivered, the life that is followed is `Confirmed`);
 * a number and payload that were delivered before are a repetition.
 
 A new life whose first messages were all missed can look like a gap, or like no gap at all; therefore a replay asks for
@@ -33,7 +34,7 @@ from typing import Literal
 from kvhash._errors import KvHashError
 
 from .decode import decode_batch
-from .records import BadMessage, Batch, Gap, Lost, Record, Recovered, Restart, Stale
+from .records import BadMessage, Batch, Confirmed, Gap, Lost, Record, Recovered, Restart, Stale
 from .schema import EventBatch
 
 __all__ = ["END_SEQ", "Message", "PublisherTracker", "Replay", "following", "parse_message", "parse_reply"]
@@ -172,8 +173,10 @@ class PublisherTracker:
     _last_seq: int | None = None
     #: Whether the publisher was seen to keep batches for replays.
     _keeps: bool = False
-    #: Whether a new connection was made during a replay, which may be of the life before it.
+    #: Whether a replay was under way when the life that is followed came into doubt, so that another has to be asked.
     _verify_due: bool = False
+    #: The first replay (of `asked`) that can settle the doubt which a stale message raised; None without a doubt.
+    _doubt: int | None = None
 
     # --- feeding ----------------------------------------------------------------------------------------------
 
@@ -231,6 +234,8 @@ class PublisherTracker:
             if differs or replay.suspect == (message.seq, shown):
                 return self._begin_anew(message, now)
             return []
+        if replay.suspect is not None and replay.suspect == (message.seq, _fingerprint(message.payload)):
+            return self._begin_anew(message, now)
         replay.lowest = message.seq if replay.lowest is None else min(replay.lowest, message.seq)
         replay.highest = message.seq if replay.highest is None else max(replay.highest, message.seq)
         order = self._order(message)
@@ -318,19 +323,36 @@ class PublisherTracker:
         self._stale_run += 1
         if self._stale_run > _STALE_RUN:
             return self._new_life(message, now)
-        if self._stale_run == 1 and self._is_behind(message.seq):
+        if self._stale_run == 1 and self.replay is None and self.can_replay and message.batch is not None:
             self._suspect(message, now)
+            self._doubt = self.asked
+        else:
+            self._raise_doubt()
         return [Stale(self.endpoint, self.rank, message.seq)]
+
+    def _raise_doubt(self) -> None:
+        """Have the publisher asked once the replay under way, which may be of the life before, is over."""
+        self._verify_due, self._doubt = True, self.asked + 1
 
     def _suspect(self, message: Message, now: float) -> None:
         """Ask whether a batch that seems old is the publisher's own; what comes meanwhile waits for the answer."""
-        if self.replay is not None or not self.can_replay or message.batch is None:
-            return
         assert self.expected is not None
-        self._ask(self.expected, now, overlap=False, probe=True)
+        behind = self._is_behind(message.seq)
+        self._ask(self.expected, now, overlap=not behind, probe=True)
         assert self.replay is not None
-        self.replay.start, self.replay.verify = message.seq, True
+        self.replay.verify = True
         self.replay.suspect = (message.seq, _fingerprint(message.payload))
+        if behind:
+            self.replay.start = message.seq
+
+    def _settle(self, replay: Replay) -> list[Record]:
+        """Confirm the life that is followed, if a replay asked since the doubt has what was delivered and no more."""
+        if self._doubt is None or self.asked < self._doubt or not replay.whole or not self._keeps:
+            return []
+        if self.expected != (0 if replay.seen < 0 else following(replay.seen)):
+            return []
+        self._doubt = None
+        return [Confirmed(self.endpoint, self.rank, self._last_seq)]
 
     def _new_life(self, message: Message, now: float) -> list[Record]:
         records = self._restart(message)
@@ -346,7 +368,7 @@ class PublisherTracker:
         self._delivered.clear()
         self.replay = None
         self._hold_until = None
-        self._stale_run = 0
+        self._stale_run, self._doubt = 0, None
         self.expected = 0
         # Whatever is as old as the former life's latest message is of that life, unless the clock was set back.
         former = float("-inf") if self._newest is None else self._newest[1]
@@ -379,7 +401,7 @@ class PublisherTracker:
         self._gaps.clear()
         self._delivered.clear()
         self._newest, self._floor, self._former_until = None, float("-inf"), None
-        self._stale_run = 0
+        self._stale_run, self._doubt = 0, None
         self.expected = 0
         self._ask(0, now, overlap=False)
         return [Restart(self.endpoint, self.rank, last)]
@@ -455,7 +477,7 @@ class PublisherTracker:
                     return records + self._begin_empty(now)
                 if replay.start > 0:
                     self._look_back(replay, now)
-            return records
+            return records + self._settle(replay)
         if self.expected in self._held:
             return records
         hole_end = self._hole_end()
@@ -505,6 +527,7 @@ class PublisherTracker:
             message = self._held.pop(self.expected)
             if self._former_until is not None and _ts(message) < self._floor:
                 # It came while its place was empty, but is older than the batch before it: of a former life.
+                self._raise_doubt()
                 yield Stale(self.endpoint, self.rank, message.seq)
                 return
             seq = self.expected
@@ -528,6 +551,8 @@ class PublisherTracker:
             self._floor = max(self._floor, _ts(message)) if message.batch is not None else self._floor
         if self._former_until is not None and message.seq > self._former_until:
             self._former_until = None
+        if message.batch is not None:
+            self._doubt = None
         if len(self._delivered) > _REMEMBERED:
             self._delivered.popitem(last=False)
         if message.batch is None:

@@ -11,7 +11,7 @@ from typing import Any
 from kvhash._checks import check_int
 from kvhash._errors import InvalidHashError, UsageError
 from kvhash.block_hash import BlockHashView
-from kvhash.events.records import BadMessage, Batch, Gap, Lost, Record, Recovered, Restart, Stale
+from kvhash.events.records import BadMessage, Batch, Confirmed, Gap, Lost, Record, Recovered, Restart, Stale
 from kvhash.events.schema import (
     AllBlocksCleared,
     BlockRemoved,
@@ -203,7 +203,7 @@ def check_batch(batch: Any, at: str = "$.batch") -> EventBatch:
 
 def check_record(record: Any) -> Record:
     """Return a subscriber's record if its values are sound; a batch that comes with its payload was read from it."""
-    if not isinstance(record, (Batch, Gap, Recovered, Lost, Restart, Stale, BadMessage)):
+    if not isinstance(record, (Batch, Gap, Recovered, Lost, Restart, Stale, Confirmed, BadMessage)):
         raise _fault("a subscriber's record", record, "$.record")
     check_rank(record.rank, "$.record.rank")
     if isinstance(record, Batch):
@@ -217,6 +217,8 @@ def check_record(record: Any) -> Record:
         _seq(record.last, "last")
     elif isinstance(record, (Stale, BadMessage)) and record.seq is not None:
         _seq(record.seq, "seq")
+    elif isinstance(record, (Restart, Confirmed)) and record.last_seq is not None:
+        _seq(record.last_seq, "last_seq")
     return record
 
 

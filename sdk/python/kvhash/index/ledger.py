@@ -62,6 +62,7 @@ class Ledger:
                 return "new-life"
             if seq == self.last_seq and ts == self.last_ts:
                 self.faults.pop("restored", None)
+                self.faults.pop("stale", None)
             return "again"
         if self._expected is None and seq != 0:
             self.fault("joined-late", now)
@@ -118,6 +119,10 @@ class Ledger:
         """Note a batch that was not delivered: until one is, it may be of a new life as well as of a former one."""
         if self.heard:
             self.fault("stale", now)
+
+    def confirmed(self) -> None:
+        """Note that the publisher was asked and is in the life that is followed."""
+        self.faults.pop("stale", None)
 
     def fault(self, reason: str, now: float) -> None:
         """Note a fault, where it is not known yet."""

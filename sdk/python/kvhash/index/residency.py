@@ -17,7 +17,7 @@ from kvhash._checks import check_int
 from kvhash._errors import InvalidHashError, UsageError
 from kvhash.events._errors import EventDecodeError
 from kvhash.events.decode import decode_batch
-from kvhash.events.records import BadMessage, Batch, Gap, Lost, Record, Recovered, Restart, Stale
+from kvhash.events.records import BadMessage, Batch, Confirmed, Gap, Lost, Record, Recovered, Restart, Stale
 from kvhash.events.schema import EventBatch, HashValue
 
 from .checks import (
@@ -250,6 +250,8 @@ class ResidencyIndex:
         elif isinstance(record, Stale):
             self._counts["stale"] += 1
             rank.ledger.stale(now)
+        elif isinstance(record, Confirmed):
+            rank.ledger.confirmed()
 
     @_alone
     def remove(self, engine: str) -> bool:

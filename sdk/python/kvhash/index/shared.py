@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from kvhash._checks import check_int
 from kvhash._errors import MissingDependencyError, UsageError
 from kvhash.events._errors import EventDecodeError
-from kvhash.events.records import BadMessage, Batch, Gap, Lost, Record, Recovered, Restart, Stale
+from kvhash.events.records import BadMessage, Batch, Confirmed, Gap, Lost, Record, Recovered, Restart, Stale
 from kvhash.events.schema import EventBatch, HashValue, hash_key
 
 from .checks import (
@@ -358,6 +358,8 @@ class SharedResidencyIndex:
         elif isinstance(record, Stale):
             rank.map.counts["stale"] += 1
             ledger.stale(now)
+        elif isinstance(record, Confirmed):
+            ledger.confirmed()
         return life
 
     def _new_life(self, rank: StoredRank, operations: Operations) -> None:
