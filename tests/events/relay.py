@@ -71,7 +71,7 @@ class Relay:
                 pub.close(0)
                 sub.close(0)
                 pub = context.socket(zmq.PUB)
-                _rebind(pub, f"{_LOCAL}:{port}")
+                rebind(pub, f"{_LOCAL}:{port}")
                 sub = self._subscribe(context)
             poller = zmq.Poller()
             for socket in (sub, router, *dealers.values()):
@@ -113,7 +113,8 @@ class Relay:
             waiting.append((now + late, frames))
 
 
-def _rebind(socket: zmq.Socket[Any], endpoint: str) -> None:
+def rebind(socket: zmq.Socket[Any], endpoint: str) -> None:
+    """Bind as soon as the port's former socket is gone."""
     deadline = time.monotonic() + 10
     while True:
         try:

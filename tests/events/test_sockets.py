@@ -28,6 +28,7 @@ from kvhash.events.schema import AllBlocksCleared, BlockStored, EventBatch
 from kvhash.events.subscriber import RemoteEndpointWarning, Source, Subscriber
 
 from ..data_files import CAPTURES, capture
+from .relay import rebind
 
 ANY = "tcp://127.0.0.1:*"
 
@@ -255,6 +256,26 @@ def test_a_restart_that_says_nothing_is_seen_at_the_new_connection() -> None:
             assert _seqs(records) == []
             second.publish(_batch(0))
             assert _seqs(_until(subscriber, lambda r: len(_seqs(r)) >= 1)) == [0]
+
+
+def test_what_was_published_before_the_first_connection_is_asked_for() -> None:
+    """A replay has brought the beginning; two more are published before the live socket connects, then nothing."""
+    with _publisher() as publisher, zmq.Context() as context:
+        socket = context.socket(zmq.PUB)
+        port = socket.bind_to_random_port("tcp://127.0.0.1")
+        socket.close(0)
+        for number in range(3):
+            publisher.publish(_batch(number))
+        source = Source(f"tcp://127.0.0.1:{port}", publisher.replay_endpoint)
+        with Subscriber(source, from_seq="start", probe_idle_s=None) as subscriber:
+            assert _seqs(_until(subscriber, lambda records: len(records) == 3)) == [0, 1, 2]
+            for number in (3, 4):
+                publisher.publish(_batch(number))
+            socket = context.socket(zmq.PUB)
+            socket.setsockopt(zmq.LINGER, 0)
+            rebind(socket, f"tcp://127.0.0.1:{port}")
+            assert _seqs(_until(subscriber, lambda records: len(records) == 2)) == [3, 4]
+            socket.close(0)
 
 
 def test_a_restart_over_sockets() -> None:

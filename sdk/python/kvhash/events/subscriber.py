@@ -348,12 +348,16 @@ class SubscriberCore:
         return records
 
     def _verify(self, line: _Line, now: float) -> None:
-        """Ask after a new connection whether the publisher behind it is still in the life that is followed."""
-        again = False
+        """Ask after a new connection whether the publisher behind it is still in the life that is followed.
+
+        After the first one, too, where a replay began the stream: what was published between its answer and the
+        connection came by neither.
+        """
+        ask = False
         while line.connections is not None and line.connections.poll(0):
             line.connections.recv_multipart()
-            again, line.connected = again or line.connected, True
-        if again:
+            ask, line.connected = ask or line.connected or self._from_seq != "live", True
+        if ask:
             for tracker in line.trackers.values():
                 tracker.probe(now, verify=True)
 
