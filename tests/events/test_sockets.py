@@ -371,16 +371,17 @@ def test_the_asynchronous_form_yields_the_same() -> None:
         assert _seqs(asyncio.run(read(publisher))) == list(range(30))
 
 
+@pytest.mark.filterwarnings("ignore::kvhash.events.subscriber.RemoteEndpointWarning")
 @pytest.mark.parametrize("before", [0, 1])
 @pytest.mark.parametrize("replay", [None, "tcp://127.0.0.1:2"])
 def test_an_endpoint_that_zmq_refuses_is_named(before: int, replay: str | None) -> None:
-    """A path too long for a socket: a typed error with nothing behind it; all sockets are closed."""
-    sources = [Source("tcp://127.0.0.1:1", replay)] * before + [Source("ipc:///" + "x" * 500, replay)]
+    """A host's name that none has: a typed error with nothing behind it; all sockets are closed."""
+    sources = [Source("tcp://127.0.0.1:1", replay)] * before + [Source("tcp://a b:1", replay)]
     context: zmq.Context[Any] = zmq.Context()
     opened: list[zmq.Socket[Any]] = []
     make = context.socket
     context.socket = lambda kind: opened.append(make(kind)) or opened[-1]  # type: ignore[method-assign, func-returns-value]
-    with pytest.raises(UsageError, match="cannot connect to ipc:///xxx") as caught:
+    with pytest.raises(UsageError, match="cannot connect to tcp://a b:1") as caught:
         Subscriber(sources, context=context)
     assert caught.value.__context__ is None or caught.value.__suppress_context__
     assert len(opened) > before
@@ -490,6 +491,15 @@ def test_wildcards_are_not_connected_to(endpoint: str) -> None:
         check_connectable(endpoint)
     with pytest.raises(EndpointError):
         Subscriber(endpoint)
+
+
+def test_a_path_longer_than_a_unix_sockets_is_refused() -> None:
+    """In bytes, not letters, and before anything is connected; a path of exactly the longest length is taken."""
+    longest = zmq.IPC_PATH_MAX_LEN
+    assert check_connectable("ipc://" + "x" * longest)
+    for path in ("x" * (longest + 1), chr(0xE9) * (longest // 2 + 1)):
+        with pytest.raises(EndpointError, match=f"at most {longest} bytes"):
+            Subscriber(Source("tcp://127.0.0.1:1", f"ipc://{path}"))
 
 
 def test_who_binds() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 import httpx
 import pytest
-from kvhash_router import proxy
+from kvhash_router import upstream
 from kvhash_router.bodies import RefusedError, parse_body, usage_of
 from kvhash_router.config import HealthConfig, ProxyConfig
 from kvhash_router.decision_log import DecisionLog
@@ -373,7 +373,7 @@ async def never_ends_an_event(writer: asyncio.StreamWriter, _: dict[str, Any]) -
 
 def test_an_event_without_end_is_an_error_of_its_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not collected for ever: the client gets what came before, and the error; the engine is let go."""
-    monkeypatch.setattr(proxy, "EventCutter", lambda: EventCutter(100_000))
+    monkeypatch.setattr(upstream, "EventCutter", lambda: EventCutter(100_000))
     with stubs(never_ends_an_event) as served, router(served) as running:
         answer = running.complete(PROMPT, stream=True)
         values = [json.loads(one[6:]) for one in answer.text.split("\n\n") if one]
@@ -408,7 +408,7 @@ def test_events_are_cut_alike_in_any_pieces_and_not_looked_at_again() -> None:
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_long_answer_is_passed_on_as_it_comes(chunked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond what is kept of an answer its bytes go to the client, whole and unread."""
-    monkeypatch.setattr(proxy, "_MAX_WHOLE_BYTES", 100_000)
+    monkeypatch.setattr(upstream, "_MAX_WHOLE_BYTES", 100_000)
     body = b'{"x":"' + bytes(97 + number % 26 for number in range(1_000_000)) + b'"}'
 
     async def long(writer: asyncio.StreamWriter, _: dict[str, Any]) -> None:
@@ -433,7 +433,7 @@ def test_a_long_answer_that_breaks_off_is_not_taken_for_whole(
     chunked: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Where a part was passed on, and the engine died, the client's connection is broken off too."""
-    monkeypatch.setattr(proxy, "_MAX_WHOLE_BYTES", 100_000)
+    monkeypatch.setattr(upstream, "_MAX_WHOLE_BYTES", 100_000)
 
     async def dies(writer: asyncio.StreamWriter, _: dict[str, Any]) -> None:
         field = b"Transfer-Encoding: chunked" if chunked else b"Content-Length: 1000000"

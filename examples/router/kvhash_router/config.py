@@ -6,7 +6,6 @@ or an engine of an unknown model is an error that says where.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import msgspec
-import zmq
 
 from kvhash import BlockHasher, KvHashError, Lora
 from kvhash.contract import Contract
@@ -237,7 +235,6 @@ class RouterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 for endpoint in (source.endpoint, source.replay_endpoint):
                     if endpoint is not None:
                         check_connectable(endpoint)
-                        _check_ipc_path(endpoint)
         except KvHashError as error:
             raise ConfigError(str(error), at=at) from None
         url = engine.url.rstrip("/")
@@ -294,14 +291,6 @@ def _is_address(url: str) -> bool:
         and bool(parts.hostname)
         and not (wrong_port or parts.query or parts.fragment)
     )
-
-
-def _check_ipc_path(endpoint: str) -> None:
-    """Raise ConfigError where a Unix socket's path is longer than this system takes."""
-    path = endpoint.removeprefix("ipc://")
-    longest: int = zmq.IPC_PATH_MAX_LEN
-    if path != endpoint and len(os.fsencode(path)) > longest:
-        raise ConfigError(f"expected a path of at most {longest} bytes after ipc://, got {path!r:.60}...")
 
 
 def _is_seed(text: str) -> bool:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
+
+import zmq
 
 from kvhash._errors import UsageError
 
@@ -62,8 +65,16 @@ def binds(endpoint: str) -> bool:
 
 
 def check_connectable(endpoint: str) -> str:
-    """Return `endpoint` if a subscriber can connect to it; raises EndpointError for a wildcard host or port 0."""
+    """Return `endpoint` if a subscriber can connect to it.
+
+    Raises EndpointError for a wildcard host, port 0, or a path that is longer than this system's Unix sockets take.
+    """
     if not endpoint.startswith("tcp://"):
+        path = endpoint.removeprefix("ipc://")
+        if path != endpoint and len(os.fsencode(path)) > zmq.IPC_PATH_MAX_LEN:
+            raise EndpointError(
+                f"expected a path of at most {zmq.IPC_PATH_MAX_LEN} bytes after ipc://, got {path!r:.60}..."
+            )
         return offset_endpoint(endpoint, 0)
     host, port = _split_tcp(endpoint)
     if _is_wildcard(host):
