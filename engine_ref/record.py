@@ -17,8 +17,8 @@ from kvhash._errors import InvalidRequestError
 from kvhash._version import __version__
 from kvhash.contract import Contract
 from kvhash.events.encode import encode_batch
+from kvhash.events.message import END_SEQ
 from kvhash.events.schema import EventBatch
-from kvhash.events.tracker import END_SEQ
 from kvhash.request import HashRequest, parse_json, parse_request
 
 from .core import EngineCore

@@ -10,10 +10,10 @@ import click
 from kvhash import DecodeError, KvHashError
 from kvhash.events.decode import decode_batch
 from kvhash.events.filters import TokenView, show_event
+from kvhash.events.message import parse_message
 from kvhash.events.records import BadMessage, Batch
 from kvhash.events.schema import UndecodableEvent
 from kvhash.events.sources import FileSource
-from kvhash.events.tracker import parse_message
 
 from .options import SEQUENCE, output_option, read_file
 from .run import EXIT_DECODE, EXIT_USAGE

@@ -15,10 +15,11 @@ from click.core import ParameterSource
 
 from kvhash import InvalidRequestError, UsageError
 from kvhash.events.endpoint import parse_ranks
+from kvhash.events.message import parse_message
 from kvhash.events.records import BadMessage, Batch, Record
 from kvhash.events.schema import BlockStored, EventBatch
 from kvhash.events.subscriber import Source
-from kvhash.events.tracker import PublisherTracker, parse_message
+from kvhash.events.tracker import PublisherTracker
 from kvhash.index import EngineSettings, Knowledge, PrefixMatch, ResidencyIndex
 from kvhash.index.types import MAX_BLOCK_TOKENS
 from kvhash.request import HashRequest, parse_json

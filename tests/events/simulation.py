@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvhash.events.encode import encode_batch
+from kvhash.events.message import END_SEQ, Message, parse_message, parse_reply
 from kvhash.events.records import Batch, Confirmed, Lost, Record, Restart, Stale
 from kvhash.events.schema import BlockStored, EventBatch
-from kvhash.events.tracker import END_SEQ, Message, PublisherTracker, parse_message, parse_reply
+from kvhash.events.tracker import PublisherTracker
 
 
 @dataclass

@@ -12,11 +12,12 @@ import zmq
 from kvhash._errors import UsageError
 from kvhash.events.encode import encode_batch
 from kvhash.events.endpoint import EndpointError, check_connectable
+from kvhash.events.message import END_SEQ, Message, parse_message, parse_reply
 from kvhash.events.publisher import Publisher
 from kvhash.events.records import BadMessage, Batch, Gap, Lost, Record, Recovered, Restart
 from kvhash.events.schema import BlockStored, EventBatch
 from kvhash.events.subscriber import Source, Subscriber
-from kvhash.events.tracker import END_SEQ, Message, PublisherTracker, parse_message, parse_reply
+from kvhash.events.tracker import PublisherTracker
 
 ANY = "tcp://127.0.0.1:*"
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from kvhash.events import AllBlocksCleared, BlockRemoved, BlockStored, hash_key
+from kvhash.events.message import Message, parse_message, parse_reply
 from kvhash.events.records import BadMessage, Batch, Lost, Record, Restart
-from kvhash.events.tracker import Message, PublisherTracker, parse_message, parse_reply
+from kvhash.events.tracker import PublisherTracker
 from kvhash.vectors import load_corpus
 
 from ..vectors.programs import CORPUS

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from kvhash.events.encode import encode_batch
+from kvhash.events.message import END_SEQ, Message, following, parse_message, parse_reply
 from kvhash.events.records import BadMessage, Batch, Confirmed, Gap, Lost, Record, Recovered, Restart, Stale
 from kvhash.events.schema import BlockRemoved, BlockStored, EventBatch
-from kvhash.events.tracker import END_SEQ, Message, PublisherTracker, following, parse_message, parse_reply
+from kvhash.events.tracker import PublisherTracker
 
 from .simulation import check_story, run_story
 

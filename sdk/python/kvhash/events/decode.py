@@ -15,10 +15,9 @@ from typing import Any, Literal, cast
 import msgspec
 from msgspec.structs import astuple
 
-from kvhash.contract import Contract
-
 from ._errors import EventDecodeError
 from ._split import bytes_nest_past, split_array, split_map, value_nests_past
+from .event_fields import MAX_DEPTH, REMOVED_FIELDS, STORED_FIELDS, kind_of, read_event, tuples_of
 from .schema import (
     AllBlocksCleared,
     BlockRemoved,
@@ -26,7 +25,6 @@ from .schema import (
     Event,
     EventBatch,
     UndecodableEvent,
-    UnknownEvent,
 )
 
 __all__ = ["MAX_PAYLOAD_BYTES", "decode_batch"]
@@ -36,10 +34,6 @@ MAX_PAYLOAD_BYTES = 256 * 1024 * 1024
 
 # Where the first event starts, by the first byte of a list of 16 and more.
 _LIST_HEAD = {0xDC: 13, 0xDD: 15}
-
-_NEWEST = Contract.events_for_vllm("latest")
-_STORED = tuple(f.name for f in _NEWEST.block_stored)
-_REMOVED = tuple(f.name for f in _NEWEST.block_removed)
 
 
 # --- typed decoders -----------------------------------------------------------------------------------------
@@ -64,8 +58,8 @@ def _array_type(event: type[msgspec.Struct], names: tuple[str, ...]) -> Any:
     )
 
 
-_StoredArray = _array_type(BlockStored, _STORED)
-_RemovedArray = _array_type(BlockRemoved, _REMOVED)
+_StoredArray = _array_type(BlockStored, STORED_FIELDS)
+_RemovedArray = _array_type(BlockRemoved, REMOVED_FIELDS)
 _ClearedArray = _array_type(AllBlocksCleared, ())
 
 
@@ -92,8 +86,6 @@ _decode_raw_map = msgspec.msgpack.Decoder(dict[str, msgspec.Raw]).decode
 _decode_text = msgspec.msgpack.Decoder(str).decode
 _decode_any = msgspec.msgpack.Decoder().decode
 
-#: Arrays and maps that may lie within each other, in one event or in one of a batch's other fields.
-MAX_DEPTH = 128
 # Up to here msgspec passes over the values of a batch that is a map, whatever the interpreter.
 _MAX_SPLIT_DEPTH = 900
 
@@ -166,19 +158,8 @@ def _sound(event: BlockStored | BlockRemoved | AllBlocksCleared) -> bool:
 def _finish(event: Event) -> Event:
     """Return the event with its extra keys as tuples throughout."""
     if isinstance(event, BlockStored) and event.extra_keys and any(event.extra_keys):
-        return msgspec.structs.replace(event, extra_keys=_tuples(event.extra_keys))
+        return msgspec.structs.replace(event, extra_keys=tuples_of(event.extra_keys))
     return event
-
-
-def _tuples(value: Any, depth: int = 1) -> Any:
-    """Return a value that lies `depth` deep in its event; raises RecursionError where it is nested too deeply."""
-    if isinstance(value, (list, tuple)):
-        if depth >= MAX_DEPTH:
-            raise RecursionError
-        return tuple([_tuples(item, depth + 1) for item in value])
-    if isinstance(value, dict) and value_nests_past(value, MAX_DEPTH - depth):
-        raise RecursionError
-    return value
 
 
 # --- the batch, event by event ------------------------------------------------------------------------------
@@ -198,10 +179,10 @@ def _careful_batch(payload: bytes) -> EventBatch:
     else:
         ts, events, rank, extra = _array_container(payload)
     if isinstance(ts, bool) or not isinstance(ts, (int, float)):
-        raise EventDecodeError(f"expected the time as a number, got {_kind(ts)}", at="$.ts")
+        raise EventDecodeError(f"expected the time as a number, got {kind_of(ts)}", at="$.ts")
     if rank is not None and (isinstance(rank, bool) or not isinstance(rank, int)):
         raise EventDecodeError(
-            f"expected the data parallel rank as an integer or nil, got {_kind(rank)}",
+            f"expected the data parallel rank as an integer or nil, got {kind_of(rank)}",
             at="$.data_parallel_rank",
         )
     read = tuple([_event(raw, f"$.events[{i}]") for i, raw in enumerate(events)])
@@ -210,7 +191,7 @@ def _careful_batch(payload: bytes) -> EventBatch:
 
 def _array_container(payload: bytes) -> tuple[Any, list[bytes], Any, dict[str | int, Any]]:
     if not _is_array(payload):
-        kind = _kind(_guarded(_decode_value, payload, "$"))
+        kind = kind_of(_guarded(_decode_value, payload, "$"))
         raise EventDecodeError(f"expected a msgpack array [ts, [events], rank], got {kind}", at="$")
     parts = _split(payload, "$")
     if len(parts) < 2:
@@ -239,7 +220,8 @@ def _map_container(payload: bytes) -> tuple[Any, list[bytes], Any, dict[str | in
 def _event_list(raw: bytes) -> list[bytes]:
     if not _is_array(raw):
         raise EventDecodeError(
-            f"expected a list of events, got {_kind(_guarded(_decode_value, raw, '$.events'))}", at="$.events"
+            f"expected a list of events, got {kind_of(_guarded(_decode_value, raw, '$.events'))}",
+            at="$.events",
         )
     return _split(raw, "$.events")
 
@@ -313,14 +295,6 @@ def _decode_key(raw: bytes) -> str:
         raise ValueError(f"{error} - at `key` in `$`") from None
 
 
-# --- one event, field by field ------------------------------------------------------------------------------
-
-
-class _BadField(Exception):
-    def __init__(self, message: str, path: str) -> None:
-        self.message, self.path = message, path
-
-
 def _event(raw: bytes, at: str) -> Event:
     try:
         event = _decode_map_event(raw)
@@ -328,203 +302,10 @@ def _event(raw: bytes, at: str) -> Event:
             return _finish(event)
     except _FAULTS:
         pass
-    tag: str | None = None
     try:
-        try:
-            value = _decode_value(raw)
-        except RecursionError:
-            raise _BadField("nested too deeply", at) from None
-        except _FAULTS as error:
-            raise _BadField(f"not msgpack: {error}", at) from None
-        tag, fields, extra = _named(value, at)
-        if tag == "BlockStored":
-            return _stored(fields, extra, at)
-        if tag == "BlockRemoved":
-            return _removed(fields, extra, at)
-        if tag == "AllBlocksCleared":
-            return AllBlocksCleared(extra={**fields, **extra} or None)
-        return UnknownEvent(tag, raw)
-    except _BadField as fault:
-        return UndecodableEvent(fault.path, fault.message, raw, tag)
-
-
-def _named(value: Any, at: str) -> tuple[str, dict[str | int, Any], dict[str | int, Any]]:
-    """Return the tag, the fields by name, and the elements past the last known place by position."""
-    if isinstance(value, dict):
-        if "type" not in value:
-            raise _BadField("the event has no 'type'", at)
-        tag = value["type"]
-        _need(isinstance(tag, str), "the event's type as text", tag, f"{at}.type")
-        for key in value:
-            _need(isinstance(key, str), "field names as text", key, at)
-        return tag, {name: item for name, item in value.items() if name != "type"}, {}
-    if not isinstance(value, list):
-        raise _BadField(f"expected an event, a map or an array, got {_kind(value)}", at)
-    if not value:
-        raise _BadField("expected an event, got an empty array", at)
-    tag = value[0]
-    _need(isinstance(tag, str), "the event's type as text", tag, f"{at}[0]")
-    places = {"BlockStored": _STORED, "BlockRemoved": _REMOVED}.get(tag, ())
-    fields: dict[str | int, Any] = dict(zip(places, value[1:], strict=False))
-    extra: dict[str | int, Any] = dict(enumerate(value[1 + len(places) :], 1 + len(places)))
-    if tag == "BlockStored" and isinstance(fields.get("lora_name"), dict):
-        # SGLang's array puts an object of named fields here. Its names say what they are, so nothing is
-        # guessed.
-        fields.update({str(name): item for name, item in fields.pop("lora_name").items()})
-    return tag, fields, extra
-
-
-def _stored(fields: dict[str | int, Any], extra: dict[str | int, Any], at: str) -> BlockStored:
-    take = _Taker(fields, at)
-    hashes, parent = take.hashes("block_hashes"), take.parent("parent_block_hash")
-    event = BlockStored(
-        block_hashes=hashes,
-        parent_block_hash=parent,
-        token_ids=take.tokens("token_ids"),
-        block_size=take.size("block_size"),
-        lora_id=take.integer("lora_id"),
-        medium=take.text("medium"),
-        lora_name=take.text("lora_name"),
-        extra_keys=take.extra_keys("extra_keys"),
-        group_idx=take.integer("group_idx"),
-        kv_cache_spec_kind=take.text("kv_cache_spec_kind"),
-        kv_cache_spec_sliding_window=take.integer("kv_cache_spec_sliding_window"),
-        locality=take.text("locality"),
-        ownership=take.text("ownership"),
-        session_id=take.text("session_id"),
-        lookahead_token_ids=take.lookahead("lookahead_token_ids"),
-        cache_salt=take.text("cache_salt"),
-    )
-    rest = take.rest(extra)
-    return msgspec.structs.replace(event, extra=rest) if rest else event
-
-
-def _removed(fields: dict[str | int, Any], extra: dict[str | int, Any], at: str) -> BlockRemoved:
-    take = _Taker(fields, at)
-    event = BlockRemoved(
-        block_hashes=take.hashes("block_hashes"),
-        medium=take.text("medium"),
-        group_idx=take.integer("group_idx"),
-        locality=take.text("locality"),
-        ownership=take.text("ownership"),
-    )
-    rest = take.rest(extra)
-    return msgspec.structs.replace(event, extra=rest) if rest else event
-
-
-class _Taker:
-    """Takes one event's fields one by one, checked; what is left over is the rest."""
-
-    def __init__(self, fields: dict[str | int, Any], at: str) -> None:
-        self._left, self._at = dict(fields), at
-        self._kinds: set[type] = set()
-
-    def rest(self, positional: dict[str | int, Any]) -> dict[str | int, Any]:
-        return {**self._left, **positional}
-
-    def integer(self, name: str) -> int | None:
-        value = self._left.pop(name, None)
-        _need(value is None or type(value) is int, "an integer or nil", value, f"{self._at}.{name}")
-        return cast("int | None", value)
-
-    def text(self, name: str) -> str | None:
-        value = self._left.pop(name, None)
-        _need(value is None or type(value) is str, "text or nil", value, f"{self._at}.{name}")
-        return cast("str | None", value)
-
-    def size(self, name: str) -> int:
-        value = self._required(name)
-        _need(type(value) is int, "an integer", value, f"{self._at}.{name}")
-        if value < 0:
-            raise _BadField(f"expected a size of at least 0, got {value}", f"{self._at}.{name}")
-        return cast(int, value)
-
-    def hashes(self, name: str) -> tuple[int | bytes, ...]:
-        value = self._list(self._required(name), "block hashes", name)
-        return tuple([self._hash(item, f"{self._at}.{name}[{i}]") for i, item in enumerate(value)])
-
-    def parent(self, name: str) -> int | bytes | None:
-        value = self._required(name)
-        if value is None:
-            return None
-        return self._hash(value, f"{self._at}.{name}")
-
-    def tokens(self, name: str) -> Any:
-        value = self._list(self._required(name), "token ids", name)
-        kinds = set(map(type, value))
-        if kinds <= {int}:
-            return tuple(value)
-        pairs = bool(value) and isinstance(value[0], list)
-        what = "a pair of token ids" if pairs else "a token id"
-        for i, item in enumerate(value):
-            good = (
-                isinstance(item, list) and len(item) == 2 and all(type(token) is int for token in item)
-                if pairs
-                else type(item) is int
-            )
-            _need(good, what, item, f"{self._at}.{name}[{i}]")
-        return _tuples(value)
-
-    def lookahead(self, name: str) -> Any:
-        value = self._left.pop(name, None)
-        if value is None:
-            return None
-        for i, item in enumerate(self._list(value, "token ids per block", name)):
-            _need(isinstance(item, list), "a list of token ids", item, f"{self._at}.{name}[{i}]")
-            for j, token in enumerate(item):
-                _need(type(token) is int, "a token id", token, f"{self._at}.{name}[{i}][{j}]")
-        return _tuples(value)
-
-    def extra_keys(self, name: str) -> Any:
-        value = self._left.pop(name, None)
-        if value is None:
-            return None
-        for i, item in enumerate(self._list(value, "extra keys per block", name)):
-            _need(
-                item is None or isinstance(item, list),
-                "a list of keys or nil",
-                item,
-                f"{self._at}.{name}[{i}]",
-            )
-        return _tuples(value)
-
-    def _required(self, name: str) -> Any:
-        if name not in self._left:
-            raise _BadField(f"the event has no {name!r}", self._at)
-        return self._left.pop(name)
-
-    def _list(self, value: Any, what: str, name: str) -> list[Any]:
-        _need(isinstance(value, list), f"a list of {what}", value, f"{self._at}.{name}")
-        return cast("list[Any]", value)
-
-    def _hash(self, value: Any, at: str) -> int | bytes:
-        _need(type(value) in (int, bytes), "a block hash, an integer or bytes", value, at)
-        if isinstance(value, bytes) and not 8 <= len(value) <= 64:
-            raise _BadField(f"expected a block hash of 8 to 64 bytes, got {len(value)}", at)
-        if self._kinds - {type(value)}:
-            other = "bytes" if isinstance(value, int) else "an integer"
-            raise _BadField(f"got {_kind(value)} where the other hashes of the event are {other}", at)
-        self._kinds.add(type(value))
-        return cast("int | bytes", value)
-
-
-def _need(good: bool, what: str, value: Any, path: str) -> None:
-    if not good:
-        raise _BadField(f"expected {what}, got {_kind(value)}", path)
-
-
-_KINDS = {
-    bool: "a boolean",
-    int: "an integer",
-    float: "a float",
-    str: "text",
-    bytes: "bytes",
-    list: "an array",
-    tuple: "an array",  # where it is a map's key
-    dict: "a map",
-    type(None): "nil",
-}
-
-
-def _kind(value: Any) -> str:
-    return _KINDS.get(type(value), "an extension value")
+        value = _decode_value(raw)
+    except RecursionError:
+        return UndecodableEvent(at, "nested too deeply", raw, None)
+    except _FAULTS as error:
+        return UndecodableEvent(at, f"not msgpack: {error}", raw, None)
+    return read_event(value, raw, at)

@@ -9,9 +9,9 @@ from types import TracebackType
 
 from kvhash._errors import UsageError
 
+from .message import parse_message
 from .publisher import Publisher
 from .recording import Record
-from .tracker import parse_message
 
 __all__ = ["Player"]
 

@@ -23,8 +23,8 @@ from kvhash.contract import Contract
 
 from .encode import encode_batch
 from .endpoint import EndpointError, binds, offset_endpoint
+from .message import END_SEQ
 from .schema import EventBatch
-from .tracker import END_SEQ
 
 __all__ = ["Publisher", "PublisherClosedError"]
 

@@ -21,8 +21,9 @@ import zmq
 from kvhash._errors import UsageError
 
 from .endpoint import check_connectable, is_loopback, offset_endpoint
+from .message import END_SEQ, Message, parse_message, parse_reply
 from .records import BadMessage, Record
-from .tracker import END_SEQ, Message, PublisherTracker, parse_message, parse_reply
+from .tracker import PublisherTracker
 
 __all__ = ["RemoteEndpointWarning", "Source", "Subscriber", "SubscriberCore"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from kvhash.events.tracker import following
+from kvhash.events.message import following
 
 from .types import Knowledge, State
 
