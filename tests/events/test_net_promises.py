@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 import time
 import warnings
+from typing import Any
 
 import pytest
 import zmq
 
 from kvhash._errors import UsageError
+from kvhash.events.aio import AsyncSubscriber
 from kvhash.events.encode import encode_batch
 from kvhash.events.endpoint import EndpointError, check_connectable
 from kvhash.events.message import END_SEQ, Message, parse_message, parse_reply
@@ -162,10 +164,20 @@ def test_a_failing_publisher_leaves_the_callers_context_alone() -> None:
 
 
 @pytest.mark.parametrize("option", ["buffer_steps", "hwm", "max_queue_size"])
-def test_negative_sizes_are_refused(option: str) -> None:
+def test_sizes_that_cannot_be_are_refused(option: str) -> None:
     """A typed error that names the option."""
-    with pytest.raises(UsageError, match=option):
-        Publisher(ANY, **{option: -1})  # type: ignore[arg-type]
+    for value in (-1, 1.5, float("nan"), True, None, "5", 1 << 64):
+        with pytest.raises(UsageError, match=f"^{option} is"):
+            Publisher(ANY, **{option: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [Subscriber, AsyncSubscriber])
+@pytest.mark.parametrize("option", ["replay_timeout", "reorder_s", "probe_idle_s", "idle_timeout", "rcvhwm"])
+def test_times_and_sizes_that_cannot_be_are_refused(kind: Any, option: str) -> None:
+    """A time that is no number would make every deadline true or never come."""
+    for value in (-1, float("nan"), float("inf"), 10**400, True, "5"):
+        with pytest.raises(UsageError, match=f"^{option} is"):
+            kind(Source("tcp://127.0.0.1:1", "tcp://127.0.0.1:2"), **{option: value})
 
 
 def test_close_from_another_thread() -> None:

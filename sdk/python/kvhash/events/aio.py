@@ -11,6 +11,7 @@ from typing import Any
 import zmq
 import zmq.asyncio
 
+from ._options import check_seconds
 from .records import Record
 from .subscriber import Source, SubscriberCore
 
@@ -27,6 +28,8 @@ class AsyncSubscriber:
         idle_timeout: float | None = None,
         **options: Any,
     ) -> None:
+        if idle_timeout is not None:
+            check_seconds("idle_timeout", idle_timeout)
         self._core = SubscriberCore(sources, **options)
         self._idle_timeout = idle_timeout
         self._ready: deque[Record] = deque()

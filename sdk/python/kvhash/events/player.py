@@ -37,8 +37,8 @@ class Player:
         release: str = "latest",
         bind: bool | None = None,
     ) -> None:
-        if speed is not None and speed <= 0:
-            raise UsageError(f"a speed is above 0, got {speed:g}", code="invalid-speed")
+        if speed is not None and not 0 < speed < float("inf"):
+            raise UsageError(f"a speed is a number above 0, got {speed:g}", code="invalid-speed")
         self._records = [r for r in records if only_endpoint in (None, r.endpoint)]
         if not self._records:
             raise UsageError("the recording holds no message to play", code="empty-input")

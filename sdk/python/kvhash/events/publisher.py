@@ -21,6 +21,7 @@ import zmq
 from kvhash._errors import UsageError
 from kvhash.contract import Contract
 
+from ._options import MOST_MESSAGES, check_number
 from .encode import encode_batch
 from .endpoint import EndpointError, binds, offset_endpoint
 from .message import END_SEQ
@@ -49,7 +50,7 @@ class Publisher:
     caller as vLLM does, or ``"drop"`` the new batch and count it in `dropped`. ``bind``: bind (or connect) whatever the
     endpoint looks like; None for vLLM's rule.
 
-    Raises EndpointError when an endpoint cannot be used.
+    Raises EndpointError when an endpoint cannot be used, and UsageError for another value that cannot be.
     """
 
     def __init__(
@@ -68,9 +69,12 @@ class Publisher:
         bind: bool | None = None,
         context: zmq.Context[Any] | None = None,
     ) -> None:
-        for name, value in (("buffer_steps", buffer_steps), ("hwm", hwm), ("max_queue_size", max_queue_size)):
-            if value < 0:
-                raise UsageError(f"{name} is at least 0, got {value}", code="invalid-option")
+        check_number("buffer_steps", buffer_steps, most=MOST_MESSAGES // 2 - 1)
+        check_number("hwm", hwm)
+        check_number("max_queue_size", max_queue_size)
+        check_number("first_seq", first_seq, most=END_SEQ - 1)
+        if when_full not in ("block", "drop"):
+            raise UsageError(f"when_full is 'block' or 'drop', got {when_full!r:.40}", code="invalid-option")
         self._release = release
         contract = Contract.events_for_vllm(release)
         self._topic_frame = contract.replay_topic_frame

@@ -20,6 +20,7 @@ import zmq
 
 from kvhash._errors import UsageError
 
+from ._options import check_number, check_seconds
 from .endpoint import check_connectable, is_loopback, offset_endpoint
 from .message import END_SEQ, Message, parse_message, parse_reply
 from .records import BadMessage, Record
@@ -92,7 +93,7 @@ class SubscriberCore:
     the replay is asked whether the newest were missed (None: never). ``rcvhwm``: messages that ZeroMQ keeps for a slow
     reader. ``bind``: bind to the endpoints, for publishers that connect.
 
-    Raises EndpointError for an endpoint that cannot be connected to.
+    Raises EndpointError for an endpoint that cannot be connected to, and UsageError for another value that cannot be.
     """
 
     def __init__(
@@ -122,6 +123,11 @@ class SubscriberCore:
                 f"from_seq: there is no batch {from_seq}; the last number there can be is {END_SEQ - 1}",
                 code="invalid-from-seq",
             )
+        check_seconds("replay_timeout", replay_timeout)
+        check_seconds("reorder_s", reorder_s)
+        if probe_idle_s is not None:
+            check_seconds("probe_idle_s", probe_idle_s)
+        check_number("rcvhwm", rcvhwm)
         self._from_seq = from_seq
         self._replay_timeout = replay_timeout
         self._reorder_s = reorder_s
@@ -421,6 +427,8 @@ class Subscriber:
         idle_timeout: float | None = None,
         **options: Any,
     ) -> None:
+        if idle_timeout is not None:
+            check_seconds("idle_timeout", idle_timeout)
         self._core = SubscriberCore(sources, **options)
         self._idle_timeout = idle_timeout
         self._ready: deque[Record] = deque()
