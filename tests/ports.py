@@ -1,4 +1,8 @@
-"""Ports for tests that must name them: below the range from which the system takes its own."""
+"""Ports for tests that must name them, or take them again after a restart.
+
+They are below the range from which the system takes ports for outgoing connections: another test's client cannot have
+one while it is free, nor can a client that tries to connect to it meet itself.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ import contextlib
 import random
 import socket
 
-__all__ = ["free_base"]
+__all__ = ["free_base", "free_endpoints"]
 
 
 def free_base(*offsets: int) -> int:
@@ -23,3 +27,9 @@ def free_base(*offsets: int) -> int:
                 continue
             return base
     raise AssertionError("no free ports")
+
+
+def free_endpoints() -> tuple[str, str]:
+    """Return endpoints on loopback for a publisher and its replays."""
+    base = free_base(1)
+    return f"tcp://127.0.0.1:{base}", f"tcp://127.0.0.1:{base + 1}"

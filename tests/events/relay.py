@@ -17,6 +17,8 @@ from kvhash.events.publisher import Publisher
 from kvhash.events.records import Batch, Lost, Record, Restart
 from kvhash.events.subscriber import Source, Subscriber
 
+from ..ports import free_base, free_endpoints
+
 _LOCAL = "tcp://127.0.0.1"
 
 
@@ -60,8 +62,9 @@ class Relay:
         self.replay_endpoint = f"{_LOCAL}:{router.bind_to_random_port(_LOCAL)}"
         dealers: dict[bytes, zmq.Socket[Any]] = {}
         pub = context.socket(zmq.PUB)
-        port = pub.bind_to_random_port(_LOCAL)
+        port = free_base()
         self.endpoint = f"{_LOCAL}:{port}"
+        rebind(pub, self.endpoint)
         sub = self._subscribe(context)
         waiting: list[tuple[float, list[bytes]]] = []
         self._ready.set()
@@ -138,9 +141,9 @@ class _Engine:
     truth: list[list[bytes]] = field(default_factory=list)
 
     def start(self) -> None:
-        where = (
-            [f"{_LOCAL}:*"] * 2 if not self.truth else [e.replace("127.0.0.1", "*") for e in self.endpoints]
-        )
+        if not self.truth:
+            self.endpoints = free_endpoints()
+        where = [endpoint.replace("127.0.0.1", "*") for endpoint in self.endpoints]
         deadline = time.monotonic() + 10
         while True:
             try:
@@ -149,9 +152,6 @@ class _Engine:
             except Exception:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
-        if not self.truth:
-            assert self.publisher.replay_endpoint is not None
-            self.endpoints = (self.publisher.endpoint, self.publisher.replay_endpoint)
         self.truth.append([])
 
     def publish(self) -> None:

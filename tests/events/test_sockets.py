@@ -28,7 +28,7 @@ from kvhash.events.schema import AllBlocksCleared, BlockStored, EventBatch
 from kvhash.events.subscriber import RemoteEndpointWarning, Source, Subscriber
 
 from ..data_files import CAPTURES, capture
-from .relay import rebind
+from ..ports import free_base, free_endpoints
 
 ANY = "tcp://127.0.0.1:*"
 
@@ -122,8 +122,7 @@ def test_a_capture_published_again_is_read_back_frame_by_frame() -> None:
 
 def test_ranks_on_neighbouring_ports() -> None:
     """Ranks 0 to 2 publish on port, port + 1, port + 2; each is followed by its own sequence."""
-    with zmq.Context() as context, context.socket(zmq.PUB) as probe:
-        base = probe.bind_to_random_port("tcp://127.0.0.1", 20000, 60000)
+    base = free_base(1, 2, 100, 101, 102)
     endpoint, replay = f"tcp://*:{base}", f"tcp://*:{base + 100}"
     publishers = [Publisher(endpoint, replay, data_parallel_rank=rank) for rank in range(3)]
     try:
@@ -142,8 +141,7 @@ def test_ranks_on_neighbouring_ports() -> None:
 
 def test_two_publishers_behind_one_socket() -> None:
     """Publishers that connect to the subscriber's socket interleave 0, 0, 1, 1; the rank tells them apart."""
-    with zmq.Context() as context, context.socket(zmq.PUB) as probe:
-        port = probe.bind_to_random_port("tcp://127.0.0.1", 20000, 60000)
+    port = free_base()
     with Subscriber(f"tcp://127.0.0.1:{port}", bind=True) as subscriber:
         a, b = (Publisher(f"tcp://127.0.0.1:{port}", release="0.33.0") for _ in range(2))
         with a, b:
@@ -240,7 +238,7 @@ def test_a_replay_socket_that_never_answers() -> None:
 
 def test_a_restart_that_says_nothing_is_seen_at_the_new_connection() -> None:
     """Killed and started again, nothing published since: a Restart, though no message and no silence told it."""
-    first = _publisher()
+    first = Publisher(*free_endpoints(), release="0.33.0", bind=True)
     first.publish(_batch(0))
     source = _source(first)
     with Subscriber(source, from_seq="start", probe_idle_s=None) as subscriber:
@@ -249,9 +247,7 @@ def test_a_restart_that_says_nothing_is_seen_at_the_new_connection() -> None:
         first.publish(_batch(1))
         _until(subscriber, lambda r: _seqs(r) == [1])
         first.close()
-        with Publisher(
-            source.endpoint.replace("127.0.0.1", "*"), str(source.replay_endpoint), release="0.33.0"
-        ) as second:
+        with Publisher(source.endpoint, source.replay_endpoint, release="0.33.0", bind=True) as second:
             records = _until(subscriber, lambda r: any(isinstance(one, Restart) for one in r))
             assert _seqs(records) == []
             second.publish(_batch(0))
@@ -261,9 +257,7 @@ def test_a_restart_that_says_nothing_is_seen_at_the_new_connection() -> None:
 def test_what_was_published_before_the_first_connection_is_asked_for() -> None:
     """A replay has brought the beginning; two more are published before the live socket connects, then nothing."""
     with _publisher() as publisher, zmq.Context() as context:
-        socket = context.socket(zmq.PUB)
-        port = socket.bind_to_random_port("tcp://127.0.0.1")
-        socket.close(0)
+        port = free_base()
         for number in range(3):
             publisher.publish(_batch(number))
         source = Source(f"tcp://127.0.0.1:{port}", publisher.replay_endpoint)
@@ -273,23 +267,21 @@ def test_what_was_published_before_the_first_connection_is_asked_for() -> None:
                 publisher.publish(_batch(number))
             socket = context.socket(zmq.PUB)
             socket.setsockopt(zmq.LINGER, 0)
-            rebind(socket, f"tcp://127.0.0.1:{port}")
+            socket.bind(f"tcp://127.0.0.1:{port}")
             assert _seqs(_until(subscriber, lambda records: len(records) == 2)) == [3, 4]
             socket.close(0)
 
 
 def test_a_restart_over_sockets() -> None:
     """The engine is killed and started again on its port: a Restart, then the new life from its first batch."""
-    first = _publisher()
+    first = Publisher(*free_endpoints(), release="0.33.0", bind=True)
     source = _source(first)
     with Subscriber(source, from_seq="start", probe_idle_s=0.5) as subscriber:
         for number in range(10):
             first.publish(_batch(number))
         _until(subscriber, lambda r: len(_seqs(r)) >= 10)
         first.close()
-        with Publisher(
-            source.endpoint.replace("127.0.0.1", "*"), str(source.replay_endpoint), release="0.33.0"
-        ) as second:
+        with Publisher(source.endpoint, source.replay_endpoint, release="0.33.0", bind=True) as second:
             deadline = time.monotonic() + 20
             records: list[Record] = []
             while not any(isinstance(r, Restart) for r in records):

@@ -20,6 +20,8 @@ from kvhash.events.encode import encode_batch
 from kvhash.events.publisher import Publisher
 from kvhash.events.schema import EventBatch
 
+from ..ports import free_endpoints
+
 SIZE = 4
 HASHER = BlockHasher(vllm="0.33.0", algorithm="sha256_cbor", block_size=SIZE)
 #: What an engine holds: (group, key) -> copies.
@@ -38,7 +40,7 @@ class LiveEngine:
         self.groups, self.num_blocks, self.buffer_steps = groups, num_blocks, buffer_steps
         self.truth: dict[float | None, HashMap] = {None: {}}
         self.restarts = 0
-        self.endpoints = ("tcp://127.0.0.1:*", "tcp://127.0.0.1:*")
+        self.endpoints = free_endpoints()
         self._requests = 0
         self._start()
 

@@ -24,6 +24,7 @@ from kvhash_router.residency import Residency
 
 from kvhash.index import ResidencyIndex
 
+from ..ports import free_base
 from ..waiting import DEADLINE_S, wait_for
 
 ROOT = Path(__file__).parents[2]
@@ -41,16 +42,10 @@ class EngineProcess:
     def __init__(self, name: str, *options: str) -> None:
         self.name = name
         self._options = options
-        self._start(options)
-
-    def _start(self, options: tuple[str, ...]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(ENGINE), *options], stdout=subprocess.PIPE, text=True, env=environment()
-        )
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, f"engine {self.name} did not start"
-        self.url, self.events, self.replay = line.split()
+        base = free_base(1, 2)
+        self.url = f"http://127.0.0.1:{base}"
+        self.events, self.replay = (f"tcp://127.0.0.1:{base + offset}" for offset in (1, 2))
+        self.restart()
 
     @property
     def config(self) -> EngineConfig:
@@ -65,18 +60,17 @@ class EngineProcess:
         self._process.stdout.close()
 
     def restart(self) -> None:
-        """Start again at the same address, with an empty cache."""
-        self._start(
-            (
-                *self._options,
-                "--port",
-                self.url.rpartition(":")[2],
-                "--events",
-                self.events,
-                "--replay",
-                self.replay,
-            )
+        """Start (again) at the same address, with an empty cache."""
+        where = ("--port", self.url.rpartition(":")[2], "--events", self.events, "--replay", self.replay)
+        self._process = subprocess.Popen(
+            [sys.executable, str(ENGINE), *self._options, *where],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment(),
         )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line.split() == [self.url, self.events, self.replay], f"engine {self.name} did not start"
 
     def counts(self) -> dict[str, int]:
         """Return what the engine counted."""

@@ -16,7 +16,9 @@ from kvhash.events.encode import encode_batch
 from kvhash.events.publisher import Publisher
 from kvhash.events.schema import BlockStored, EventBatch
 
+from ..events.relay import rebind
 from ..interop.toolchain import cargo
+from ..ports import free_endpoints
 from .other_programs import (
     assert_follows_real_engines,
     assert_goes_on_after_a_line_that_is_not_text,
@@ -59,18 +61,15 @@ class _Line:
 
     def __init__(self, context: zmq.Context[Any], release: str) -> None:
         self._context, self._release = context, release
-        self.events = self.replay = f"{_LOCAL}:*"
+        self.events, self.replay = free_endpoints()
         self._open()
         self._hashes = [int.from_bytes(one[-8:], "big") for one in _HASHER.hash_tokens(_PROMPT)]
 
     def _open(self) -> None:
         self._live = self._context.socket(zmq.XPUB)
         self._live.setsockopt(zmq.LINGER, 0)
-        self._live.bind(self.events)
-        self.events = self._live.getsockopt_string(zmq.LAST_ENDPOINT)
+        rebind(self._live, self.events)
         self._kept = Publisher(f"{_LOCAL}:*", self.replay, bind=True, release=self._release)
-        assert self._kept.replay_endpoint is not None
-        self.replay = self._kept.replay_endpoint
 
     def restart(self) -> None:
         """Come back at the same addresses with nothing, as an engine does that crashed."""
