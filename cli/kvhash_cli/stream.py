@@ -16,7 +16,18 @@ from kvhash import UsageError
 from kvhash.block_size import check_block_size
 from kvhash.events.endpoint import parse_ranks
 from kvhash.events.export import event_to_json
-from kvhash.events.records import BadMessage, Batch, Confirmed, Gap, Lost, Record, Recovered, Restart, Stale
+from kvhash.events.records import (
+    BadMessage,
+    Batch,
+    Confirmed,
+    Gap,
+    Lost,
+    Record,
+    Recovered,
+    Restart,
+    Stale,
+    Unconfirmed,
+)
 from kvhash.events.schema import Event
 from kvhash.events.subscriber import Source, Subscriber
 
@@ -215,7 +226,9 @@ def notice_text(record: Record) -> str:
     if isinstance(record, Stale):
         return f"{who}: message {record.seq} came too late and is passed over"
     if isinstance(record, Confirmed):
-        return f"{who}: asked, and all it has published was delivered"
+        return f"{who}: confirmed: it was asked, and has not begun anew"
+    if isinstance(record, Unconfirmed):
+        return f"{who}: unconfirmed: it may have begun anew, and does not answer"
     assert isinstance(record, BadMessage)
     return f"{who}: bad message: {record.reason}"
 

@@ -141,10 +141,11 @@ def test_a_replay_with_a_hole_is_asked_again() -> None:
     tracker.live(_live(4), 0)
     tracker.reply(_reply(1), 0)
     tracker.reply(_reply(3), 0)
+    tracker.reply(_reply(4), 0)
     assert _short(tracker.reply(_reply(-1), 0)) == [1, ("recovered", 1, 1)]
     assert tracker.replay is not None
     assert tracker.replay.wanted == 2
-    for seq in (2, 3, -1):
+    for seq in (2, 3, 4, -1):
         records = tracker.reply(_reply(seq), 0)
     assert _short(records)[0] == 2
     assert _short(records)[-1] == 4
@@ -200,10 +201,10 @@ def test_a_late_batch_of_a_former_life_is_none_of_the_publishers() -> None:
     assert _short(tracker.live(_live(4, ts=204.0), 1)) == []  # waits for the answer
     asked = tracker.asked
     assert _short(tracker.live(_live(1, ts=101.0), 1)) == ["Stale"]
-    assert tracker.asked == asked
+    assert tracker.asked == asked + 1  # the answer under way may be older
     for seq in (2, 3, 4):
         assert "Restart" not in _short(tracker.reply(_reply(seq, ts=200.0 + seq), 1))
-    assert _short(tracker.reply(_reply(-1), 1)) == [4]
+    assert _short(tracker.reply(_reply(-1), 1)) == [4, "Confirmed"]
     assert _short(tracker.live(_live(5, ts=205.0), 2)) == [5]
 
 
@@ -248,35 +249,106 @@ def test_a_question_without_an_answer_is_settled_by_the_next_probe() -> None:
     """The replay stalls: nothing is confirmed until one answers whole."""
     tracker = _restarted(replay_timeout=1.0)
     tracker.live(_live(18), 1)
+    assert tracker.live(_live(4, ts=204.0), 1) == []  # it may be of another life
     assert tracker.tick(2.5) == []
+    assert tracker.tick(4) == []
+    assert _short(tracker.tick(5.5)) == ["Unconfirmed", 4]
     assert tracker.replay is None
+    assert _short(tracker.live(_live(5, ts=205.0), 6)) == [5]
     tracker.probe(12)
-    for seq in range(4):
+    for seq in range(6):
         tracker.reply(_reply(seq, ts=200.0 + seq), 12)
-    assert tracker.reply(_reply(-1), 12) == [Confirmed("e", 0, 3)]
+    assert tracker.reply(_reply(-1), 12) == [Confirmed("e", 0, 5)]
 
 
-def test_nothing_is_confirmed_while_the_publisher_has_more() -> None:
-    """What it has beyond the delivered batches seems old as well: its clock was set back, which only it can tell."""
-    tracker = _restarted()
+def test_a_publisher_that_does_not_answer_is_asked_again_after_a_while() -> None:
+    """Messages wait for the first questions and for later ones, but the doubt is said once; an answer ends it."""
+    tracker = _restarted(replay_timeout=1.0, replay_attempts=1)
     tracker.live(_live(18), 1)
-    for seq in range(4):
-        tracker.reply(_reply(seq, ts=200.0 + seq), 1)
-    tracker.reply(_reply(4, ts=50.0), 1)
-    assert "Confirmed" not in _short(tracker.reply(_reply(-1), 1))
+    assert _short(tracker.tick(2)) == ["Unconfirmed"]
+    for seq, now in ((4, 12), (5, 23), (6, 34)):
+        assert tracker.next_deadline == now
+        assert tracker.tick(now) == []
+        assert tracker.live(_live(seq, ts=200.0 + seq), now) == []
+        assert _short(tracker.tick(now + 1)) == [seq]
+    tracker.tick(45)
+    assert tracker.reply(_reply(6, ts=206.0), 45) == []
+    assert tracker.reply(_reply(-1), 45) == [Confirmed("e", 0, 6)]
+    assert tracker.next_deadline is None
 
 
-def test_a_late_batch_ahead_that_is_the_publishers_own_begins_anew() -> None:
-    """The clock was set back and batches were missed: the publisher has that very batch, so everything is read anew."""
+@pytest.mark.parametrize("step", [-0.05, -3600.0])
+def test_a_clock_that_is_set_back_in_mid_life_begins_no_new_one(step: float) -> None:
+    """The publisher's answer has what was delivered, so what it has beyond is of this life, whatever its time."""
     tracker = _restarted()
-    tracker.live(_live(6), 1)
+    assert _short(tracker.live(_live(4, ts=203.0 + step), 1)) == ["Stale"]
+    assert _short(tracker.live(_live(5, ts=203.5 + step), 1)) == (["Stale"] if step < -1 else [])
+    records: list[Record] = []
+    while tracker.replay is not None:
+        for seq in range(tracker.replay.start, 6):
+            records += tracker.reply(
+                _reply(seq, ts=200.0 + seq if seq < 4 else 203.0 + step + (seq - 4) / 2), 1
+            )
+        records += tracker.reply(_reply(-1), 1)
+        records += tracker.tick(1)
+    assert _short(records) == [4, 5, "Confirmed"]
+    assert _short(tracker.live(_live(6, ts=204.0 + step), 2)) == [6]
+
+
+def test_batches_missed_while_the_clock_was_set_back() -> None:
+    """The first that is seen lies ahead: it waits, and those before it are brought."""
+    tracker = _restarted()
+    assert _short(tracker.live(_live(6), 1)) == ["Stale"]
     for seq in range(4):
         tracker.reply(_reply(seq, ts=200.0 + seq), 1)
-    for seq in (4, 5):
-        tracker.reply(_reply(seq), 1)
-    assert _short(tracker.reply(_reply(6), 1)) == ["Restart"]
-    assert tracker.replay is not None
-    assert tracker.replay.start == 0
+    for seq in (4, 5, 6):
+        assert tracker.reply(_reply(seq), 1) == []
+    assert _short(tracker.reply(_reply(-1), 1)) == [4, 5, 6, "Confirmed"]
+
+
+def test_a_held_batch_that_the_publisher_never_sent_is_dropped() -> None:
+    """A straggler of a former life seems to follow a gap; three answers end before it: nothing is missing, nor lost."""
+    tracker = _restarted()
+    assert _short(tracker.live(_live(9, ts=300.0), 1)) == [("gap", 4, 8)]
+    for attempt in range(3):
+        for seq in range(4):
+            tracker.reply(_reply(seq, ts=200.0 + seq), 1)
+        records = tracker.reply(_reply(-1), 1)
+        assert _short(records) == ([] if attempt < 2 else ["Stale", "Confirmed"])
+    assert _short(tracker.live(_live(4, ts=204.0), 2)) == [4]
+
+
+def test_an_answer_without_what_was_delivered_last_is_of_a_new_life() -> None:
+    """The publisher has 0 alone, and that is what was delivered as 0; but 1 was delivered too: it is asked again."""
+    tracker = _tracker()
+    tracker.start_from(0, 0)
+    tracker.live(
+        _live(1), 0
+    )  # of a life whose 0 was missed; the answer is of the next one, whose clock was set back
+    tracker.reply(_reply(0, ts=50.0), 0)
+    assert _short(tracker.reply(_reply(-1), 0)) == [0, 1]
+    for _ in range(3):
+        if tracker.replay is None:
+            tracker.probe(1)
+        tracker.reply(_reply(0, ts=50.0), 1)
+        records = tracker.reply(_reply(-1), 1)
+    assert _short(records) == ["Restart"]
+    tracker.reply(_reply(0, ts=50.0), 1)
+    assert _short(tracker.reply(_reply(-1), 1)) == [0]
+
+
+def test_an_answer_that_lacks_what_was_held_leaves_a_doubt() -> None:
+    """It fills the gap, but the batch behind the gap is not in it: delivered, and unconfirmed until the next answer."""
+    tracker = _tracker()
+    tracker.live(_live(0), 0)
+    tracker.live(_live(2), 0)
+    for seq in (0, 1):
+        tracker.reply(_reply(seq), 0)
+    assert _short(tracker.reply(_reply(-1), 0)) == ["Unconfirmed", 1, ("recovered", 1, 1), 2]
+    assert tracker.tick(0) == []
+    for seq in (0, 1, 2):
+        tracker.reply(_reply(seq), 0)
+    assert tracker.reply(_reply(-1), 0) == [Confirmed("e", 0, 2)]
 
 
 def test_without_a_replay_nothing_is_confirmed() -> None:
@@ -348,7 +420,7 @@ def test_a_publisher_that_has_nothing_of_what_it_sent_is_in_a_new_life() -> None
     tracker.probe(20)
     assert _short(tracker.reply(_reply(-1), 20)) == ["Restart"]
     assert tracker.reply(_reply(-1), 20) == []  # it is asked for what it has
-    assert _short(tracker.live(_live(0, ts=50.0), 30)) == [0]  # whatever its clock says
+    assert _short(tracker.live(_live(0, ts=150.0), 30)) == [0]
 
 
 @pytest.mark.parametrize("kept", [False, True])
@@ -386,8 +458,27 @@ def test_a_publisher_that_keeps_nothing_is_not_taken_for_a_new_one() -> None:
     tracker.reply(_reply(1), 20)
     tracker.reply(_reply(-1), 20)
     tracker.probe(30, verify=True)
-    assert tracker.tick(100) == []
+    assert tracker.tick(40) == []
+    assert tracker.tick(50) == []
+    assert _short(tracker.tick(60)) == ["Unconfirmed"]
     assert tracker.replay is None
+
+
+def test_a_straggler_after_a_restart_that_said_nothing_is_not_of_the_new_life() -> None:
+    """All that is known of the new life is that it is empty: a batch no later than the former life's is asked for."""
+    for mine in (False, True):
+        tracker = _tracker()
+        tracker.start_from(0, 0)
+        for seq in (0, 1, -1):
+            tracker.reply(_reply(seq), 0)
+        tracker.probe(10)
+        assert _short(tracker.reply(_reply(-1), 10)) == ["Restart"]
+        assert tracker.reply(_reply(-1), 10) == []
+        assert _short(tracker.live(_live(0), 20)) == ["Stale"]
+        if mine:  # the clock was set back
+            tracker.reply(_reply(0), 20)
+        assert _short(tracker.reply(_reply(-1), 20)) == ([0, "Confirmed"] if mine else ["Confirmed"])
+        assert _short(tracker.live(_live(int(mine), ts=200.0), 30)) == [int(mine)]
 
 
 def test_after_a_new_connection_nothing_is_delivered_before_the_life_is_known() -> None:
@@ -402,18 +493,66 @@ def test_after_a_new_connection_nothing_is_delivered_before_the_life_is_known() 
     assert _short(tracker.reply(_reply(-1), 10)) == [0, 1]
 
 
-def test_a_connection_made_during_a_replay_is_looked_at_afterwards() -> None:
-    """The replay may be the former life's; the question for the life waits until it is over."""
+@pytest.mark.parametrize("gap", [False, True])
+def test_a_replay_under_way_at_a_new_connection_is_asked_anew(gap: bool) -> None:
+    """Its answer may be the former life's; what comes meanwhile waits for the new one."""
     tracker = _tracker()
     tracker.live(_live(0), 0)
-    tracker.probe(10)
+    if gap:
+        tracker.live(_live(3), 0)
+    else:
+        tracker.probe(10)
+    asked = tracker.asked
     tracker.probe(10, verify=True)
-    tracker.reply(_reply(0), 10)
-    tracker.reply(_reply(-1), 10)
-    assert tracker.replay is None
-    tracker.tick(11)
-    assert tracker.replay is not None
-    assert tracker.replay.verify
+    assert tracker.asked == asked + 1
+    if not gap:
+        assert tracker.live(_live(1, ts=2001.0), 10) == []
+    assert _short(tracker.reply(_reply(0, ts=2000.0), 10))[-1] == "Restart"
+    for seq in (0, 1):
+        tracker.reply(_reply(seq, ts=2000.0 + seq), 10)
+    assert _short(tracker.reply(_reply(-1), 10)) == [0, 1]
+
+
+def test_another_ranks_answer_says_nothing() -> None:
+    """Several ranks answer behind one socket: an answer that is all of another's is not an empty one."""
+    tracker = _tracker()
+    tracker.start_from(0, 0)
+    for seq in (0, 1, -1):
+        tracker.reply(_reply(seq), 0)
+    tracker.probe(10)
+    assert tracker.cut(10) == []
+    tracker.live(_live(3), 11)
+    for _ in range(2):
+        assert tracker.cut(11) == []
+    for seq in (1, 2, 3):
+        tracker.reply(_reply(seq), 11)
+    assert _short(tracker.reply(_reply(-1), 11)) == [2, ("recovered", 2, 2), 3]
+
+
+def test_an_unreadable_repetition_is_no_new_life() -> None:
+    """It has no time; the number was delivered."""
+    tracker = _tracker()
+    for seq in range(4):
+        tracker.live(_live(seq), 0)
+    message = parse_message([b"t", (2).to_bytes(8, "big"), b"\xc1"], "e", 0)
+    assert isinstance(message, Message)
+    assert _short(tracker.live(message, 0)) == ["Stale"]
+    for seq in range(4):
+        tracker.reply(_reply(seq), 0)
+    assert tracker.reply(_reply(-1), 0) == [Confirmed("e", 0, 3)]
+
+
+def test_what_was_delivered_of_a_gap_is_not_lost_with_the_rest() -> None:
+    """The one behind it is of a former life: what came of the gap is said to be recovered, before anything is lost."""
+    tracker = _restarted()
+    tracker.live(_live(6, ts=206.0), 1)
+    for seq in range(4):
+        tracker.reply(_reply(seq, ts=200.0 + seq), 1)
+    tracker.reply(_reply(4, ts=204.0), 1)
+    records = tracker.reply(_reply(-1), 1) + tracker.live(_live(0, ts=900.0), 2)
+    delivered = {r.seq for r in records if isinstance(r, Batch)}
+    for r in records:
+        assert not isinstance(r, Lost) or not delivered & set(range(r.first, r.last + 1))
 
 
 def test_numbers_wrap_before_the_end_marker() -> None:

@@ -23,7 +23,10 @@ def following(seq: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A live message or a replay's reply, read: its batch, or None and why it could not be read."""
+    """A live message or a replay's reply, read: its batch, or None and why it could not be read.
+
+    ``sure``: the publisher's own by its answer, whatever its time.
+    """
 
     topic: bytes
     seq: int
@@ -32,6 +35,7 @@ class Message:
     batch: EventBatch | None
     fault: str = ""
     replayed: bool = False
+    sure: bool = False
 
     @property
     def rank(self) -> int | None:

@@ -11,7 +11,18 @@ from typing import TypeAlias
 
 from .schema import EventBatch
 
-__all__ = ["BadMessage", "Batch", "Confirmed", "Gap", "Lost", "Record", "Recovered", "Restart", "Stale"]
+__all__ = [
+    "BadMessage",
+    "Batch",
+    "Confirmed",
+    "Gap",
+    "Lost",
+    "Record",
+    "Recovered",
+    "Restart",
+    "Stale",
+    "Unconfirmed",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +50,7 @@ class Batch(_Record):
 
 @dataclass(frozen=True, slots=True)
 class Gap(_Record):
-    """The sequence numbers `first` to `last` are missing; `Recovered` or `Lost` follows for each of them."""
+    """The numbers `first` to `last` are missing; `Recovered`, `Lost` or `Confirmed` follows for each of them."""
 
     first: int
     last: int
@@ -78,7 +89,7 @@ class Stale(_Record):
     """A batch came after it was given up as lost, or from a former life; it is not delivered.
 
     It may as well be of a new life whose clock was set back; where there is a replay the publisher is asked, and
-    `Confirmed` or `Restart` follows, unless the next batch comes before.
+    `Confirmed`, `Restart` or `Unconfirmed` follows.
     """
 
     seq: int
@@ -86,12 +97,20 @@ class Stale(_Record):
 
 @dataclass(frozen=True, slots=True)
 class Confirmed(_Record):
-    """The publisher was asked after a `Stale`: it is in the life that is followed, and all it sent was delivered.
+    """The publisher was asked and is in the life that is followed; numbers of a `Gap` that are still missing are none.
 
-    ``last_seq``: the last of what was delivered; None when it has published nothing in this life.
+    ``last_seq``: the last of what was delivered before; None when that is nothing.
     """
 
     last_seq: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unconfirmed(_Record):
+    """The publisher may be in another life than the one followed: it was asked, and did not answer.
+
+    Batches are delivered as if it were not. It is asked again, and `Confirmed` or `Restart` follows when it answers.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,4 +127,4 @@ class BadMessage(_Record):
 
 
 #: What a subscriber yields.
-Record: TypeAlias = "Batch | Gap | Recovered | Lost | Restart | Stale | Confirmed | BadMessage"
+Record: TypeAlias = "Batch | Gap | Recovered | Lost | Restart | Stale | Confirmed | Unconfirmed | BadMessage"

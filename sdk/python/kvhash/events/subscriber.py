@@ -76,12 +76,17 @@ class _Line:
 
 @dataclass(slots=True)
 class _Asking:
-    """A replay's socket and whom its answers are for."""
+    """A replay's socket and whom its answers are for.
+
+    ``own``, ``foreign``: whether they had a batch of the tracker's rank, or of another.
+    """
 
     line: _Line
     tracker: PublisherTracker
     asked: int
     socket: zmq.Socket[Any]
+    own: bool = False
+    foreign: bool = False
 
 
 class SubscriberCore:
@@ -350,8 +355,13 @@ class SubscriberCore:
             asking.line.last_seen = now
             if reply.batch is not None and asking.line.start is tracker:
                 self._tracker_of(asking.line, reply)
-            if reply.batch is None or reply.rank == tracker.rank:
+            if reply.seq == END_SEQ and asking.foreign and not asking.own:
+                records += tracker.cut(now)  # another rank behind the socket answered
+            elif reply.batch is None or reply.rank == tracker.rank:
+                asking.own |= reply.seq != END_SEQ
                 records += tracker.reply(reply, now)
+            else:
+                asking.foreign = True
         return records
 
     def _verify(self, line: _Line, now: float) -> None:
@@ -360,13 +370,15 @@ class SubscriberCore:
         After the first one, too, where a replay began the stream: what was published between its answer and the
         connection came by neither.
         """
-        ask = False
+        first = again = False
         while line.connections is not None and line.connections.poll(0):
             line.connections.recv_multipart()
-            ask, line.connected = ask or line.connected or self._from_seq != "live", True
-        if ask:
-            for tracker in line.trackers.values():
+            first, again, line.connected = not line.connected, again or line.connected, True
+        for tracker in line.trackers.values() if first or again else ():
+            if again:
                 tracker.probe(now, verify=True)
+            elif self._from_seq != "live":
+                tracker.follow_up(now)
 
     def _probe(self, line: _Line, now: float) -> None:
         if self._probe_idle_s is None or now < line.last_seen + self._probe_idle_s:

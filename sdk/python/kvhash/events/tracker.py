@@ -28,11 +28,11 @@ import hashlib
 import math
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from .message import END_SEQ, Message, following
-from .records import BadMessage, Batch, Confirmed, Gap, Lost, Record, Recovered, Restart, Stale
+from .records import BadMessage, Batch, Confirmed, Gap, Lost, Record, Recovered, Restart, Stale, Unconfirmed
 
 __all__ = ["PublisherTracker", "Replay"]
 
@@ -53,10 +53,15 @@ class Replay:
     """A replay under way: from which number it asks, until when it may take, and what it has brought.
 
     ``wanted``: the first number that is missing; ``start`` may be one before it. ``probe``: asked without a gap, to
-    see whether the last messages were missed. ``verify``: a probe that must end, since the publisher may be in another
+    see whether the last messages were missed. ``verify``: must be answered, since the publisher may be in another
     life. ``until``: the end of it, however often it answers; ``seen``: the highest number that it answered, a lower or
     repeated one being no progress. ``whole``: the end marker came. ``suspect``: number and fingerprint of a batch that
-    seems old; a publisher that has it is in another life than the one followed.
+    seems old; a publisher that has it is in another life than the one followed, unless the answer is joined.
+
+    An answer is of one life. ``joined``: that it is the life followed, since it has a batch that was delivered, or
+    since nothing was yet; what else it has is the publisher's own then, whatever its time. ``held``: the highest number
+    held when it was asked for; an answer that ends below has another life's publisher, or something of it was dropped.
+    ``cut``: another publisher answered.
     """
 
     start: int
@@ -72,6 +77,9 @@ class Replay:
     ended: bool = False
     whole: bool = False
     suspect: tuple[int, bytes] | None = None
+    joined: bool = False
+    held: int = -1
+    cut: bool = False
 
 
 @dataclass(slots=True)
@@ -108,10 +116,13 @@ class PublisherTracker:
     _last_seq: int | None = None
     #: Whether the publisher was seen to keep batches for replays.
     _keeps: bool = False
-    #: Whether a replay was under way when the life that is followed came into doubt, so that another has to be asked.
-    _verify_due: bool = False
-    #: The first replay (of `asked`) that can settle the doubt which a stale message raised; None without a doubt.
+    #: Whether the publisher has to be asked once more when the replay under way is over.
+    _ask_again: bool = False
+    #: The first replay (of `asked`) that can settle whether the life followed is the publisher's; None without a doubt.
     _doubt: int | None = None
+    #: When to ask again, the publisher having left a doubt unanswered; and whether that was said.
+    _again_at: float | None = None
+    _unconfirmed: bool = False
 
     # --- feeding ----------------------------------------------------------------------------------------------
 
@@ -124,7 +135,14 @@ class PublisherTracker:
         """Take a live message; return the records that are due."""
         if self.expected is None:
             self.expected = message.seq
-        if self.replay and self.replay.probe and not self.replay.verify and message.seq == self.expected:
+        replay = self.replay
+        if (
+            replay
+            and replay.probe
+            and not replay.verify
+            and not self._ask_again
+            and message.seq == self.expected
+        ):
             self.replay = None  # the stream goes on by itself
         held = self._held.get(message.seq)
         if held is not None and (held.payload == message.payload or _ts(message) <= _ts(held)):
@@ -134,8 +152,10 @@ class PublisherTracker:
         order = self._order(message)
         if order == "new":
             return self._new_life(message, now)
-        if order == "old" and not self._is_plain_next(message):
-            return self._stale(message, now)
+        if order == "old":
+            if not self._is_plain_next(message):
+                return self._stale(message, now)
+            self._raise_doubt()
         self._stale_run = 0
         if (
             self._newest is None
@@ -168,11 +188,16 @@ class PublisherTracker:
             differs = self._order(message) == "new" if known is None else known[0] != shown
             if differs or replay.suspect == (message.seq, shown):
                 return self._begin_anew(message, now)
+            replay.joined |= known is not None
             return []
-        if replay.suspect is not None and replay.suspect == (message.seq, _fingerprint(message.payload)):
-            return self._begin_anew(message, now)
         replay.lowest = message.seq if replay.lowest is None else min(replay.lowest, message.seq)
         replay.highest = message.seq if replay.highest is None else max(replay.highest, message.seq)
+        if replay.joined:
+            if not self._is_behind(message.seq):
+                self._take_in(message)
+            return self._advance(now)
+        if replay.suspect is not None and replay.suspect == (message.seq, _fingerprint(message.payload)):
+            return self._begin_anew(message, now)
         order = self._order(message)
         if order == "new":
             return self._begin_anew(message, now)
@@ -182,24 +207,60 @@ class PublisherTracker:
                 self._held[message.seq] = message
         return self._advance(now)
 
+    def cut(self, now: float) -> list[Record]:
+        """Take the end of an answer that was another publisher's; return the records that are due."""
+        if self.replay is None:
+            return []
+        self.replay.ended = self.replay.cut = True
+        return self._advance(now)
+
+    def _take_in(self, message: Message) -> None:
+        """Hold a batch that is the publisher's own by its answer; its time is one of this life, earlier or not."""
+        held = self._held.get(message.seq)
+        own = held if held is not None and held.payload == message.payload else message
+        self._held[message.seq] = replace(own, sure=True)
+        self._stale_run = 0
+        if not _is_timed(message):
+            return
+        self._floor = min(self._floor, _ts(message))
+        newest = self._newest
+        if newest is None or message.seq >= newest[0] or self._wrapped(message.seq, newest[0]):
+            self._newest = (message.seq, _ts(message))
+
     def tick(self, now: float) -> list[Record]:
         """Let time pass: deadlines of a replay or of a gap; return the records that are due."""
         records = self._advance(now)
-        if self._verify_due and self.replay is None:
-            self._verify_due = False
-            self.probe(now, verify=True)
+        if self.replay is None and (
+            self._ask_again or (self._again_at is not None and now >= self._again_at)
+        ):
+            # The one that was left unanswered is asked once; what comes meanwhile has waited for it before.
+            attempt = 1 if self._ask_again else self.replay_attempts
+            self._ask_again, self._again_at = False, None
+            self.probe(now, verify=True, attempt=attempt)
         return records
 
-    def probe(self, now: float, *, verify: bool = False) -> None:
+    def probe(self, now: float, *, verify: bool = False, attempt: int = 1) -> None:
         """Ask for what follows the last delivered batch, in case that the newest messages were missed.
 
-        `verify`: after a new connection, behind which there may be a new life: what comes meanwhile waits for it.
+        `verify`: after a new connection, behind which there may be a new life: what comes meanwhile waits for it, and
+        a replay under way, which may be of the life before, is asked anew.
         """
-        self._verify_due |= verify and self.replay is not None
-        if self.replay is None and self.expected is not None and not self._held and self.can_replay:
-            self._ask(self.expected, now, probe=True)
+        if self.expected is None or not self.can_replay:
+            return
+        if self.replay is None and not self._held:
+            self._ask(self.expected, now, probe=True, attempt=attempt)
             assert self.replay is not None
             self.replay.verify = verify
+        elif self.replay is not None and verify:
+            self._repeat(self.replay, now, 1)
+            self.replay.verify = True
+
+    def follow_up(self, now: float) -> None:
+        """Ask for what follows, now or when the replay under way is over."""
+        if self.replay is None:
+            self.probe(now)
+        else:
+            self._ask_again = True
 
     @property
     def next_deadline(self) -> float | None:
@@ -207,6 +268,8 @@ class PublisherTracker:
         deadlines = [self.replay.deadline] if self.replay else []
         if self._hold_until is not None:
             deadlines.append(self._hold_until)
+        if self._again_at is not None and self.replay is None:
+            deadlines.append(self._again_at)
         return min(deadlines, default=None)
 
     # --- numbers below the expected one -----------------------------------------------------------------------
@@ -222,10 +285,12 @@ class PublisherTracker:
 
         ``old``: it is of a former life; ``new``: it is of a life after the one that is followed.
         """
-        if self._newest is None or message.batch is None or not _is_timed(message):
+        if message.batch is None or not _is_timed(message):
             return "fits"
         if message.batch.ts < self._floor:
             return "old"
+        if self._newest is None:
+            return "fits"
         seq, ts = self._newest
         if message.seq > seq or self._wrapped(message.seq, seq):
             return "old" if message.batch.ts < ts else "fits"
@@ -250,7 +315,7 @@ class PublisherTracker:
             return []
         if self._order(message) == "new":
             return self._new_life(message, now)
-        if known is not None and self.can_replay and known[1] < _ts(message):
+        if known is not None and self.can_replay and message.batch is not None and known[1] < _ts(message):
             return self._begin_anew(message, now)  # one number, two contents: a life began unseen
         return self._stale(message, now)
 
@@ -258,16 +323,20 @@ class PublisherTracker:
         self._stale_run += 1
         if self._stale_run > _STALE_RUN:
             return self._new_life(message, now)
-        if self._stale_run == 1 and self.replay is None and self.can_replay and message.batch is not None:
-            self._suspect(message, now)
+        if self._stale_run > 1 or not self.can_replay:
+            self._raise_doubt()
+        elif self.replay is not None:
+            self.probe(now, verify=True)
             self._doubt = self.asked
         else:
-            self._raise_doubt()
+            self._suspect(message, now)
+            self._doubt = self.asked
         return [Stale(self.endpoint, self.rank, message.seq)]
 
     def _raise_doubt(self) -> None:
         """Have the publisher asked once the replay under way, which may be of the life before, is over."""
-        self._verify_due, self._doubt = True, self.asked + 1
+        if self.can_replay:
+            self._ask_again, self._doubt = True, self.asked + 1
 
     def _suspect(self, message: Message, now: float) -> None:
         """Ask whether a batch that seems old is the publisher's own; what comes meanwhile waits for the answer."""
@@ -276,18 +345,50 @@ class PublisherTracker:
         self._ask(self.expected, now, overlap=not behind, probe=True)
         assert self.replay is not None
         self.replay.verify = True
-        self.replay.suspect = (message.seq, _fingerprint(message.payload))
+        if message.batch is not None:
+            self.replay.suspect = (message.seq, _fingerprint(message.payload))
         if behind:
             self.replay.start = message.seq
 
     def _settle(self, replay: Replay) -> list[Record]:
-        """Confirm the life that is followed, if a replay asked since the doubt has what was delivered and no more."""
-        if self._doubt is None or self.asked < self._doubt or not replay.whole or not self._keeps:
+        """Confirm the life that is followed, if a replay asked since the doubt was answered whole, and out of it."""
+        if self._doubt is None or self.asked < self._doubt or not replay.whole:
             return []
-        if self.expected != (0 if replay.seen < 0 else following(replay.seen)):
+        if not replay.joined or (replay.seen < 0 and not (self.expected == 0 and self._keeps)):
             return []
-        self._doubt = None
+        if self._gaps:
+            self._ask_again = True  # when they are recovered or lost
+            return []
+        return self._confirm()
+
+    def _confirm(self) -> list[Record]:
+        self._certain()
         return [Confirmed(self.endpoint, self.rank, self._last_seq)]
+
+    def _certain(self) -> None:
+        """Forget all doubts about the life that is followed."""
+        self._stale_run, self._doubt, self._again_at, self._unconfirmed = 0, None, None, False
+
+    def _stay_unsure(self, now: float) -> list[Record]:
+        """Go on though the publisher did not say in which life it is; it is asked again later."""
+        self._doubt = self.asked + 1
+        self._again_at = now + _LONGEST_REPLAY * self.replay_timeout
+        return self._say_unconfirmed()
+
+    def _say_unconfirmed(self) -> list[Record]:
+        said, self._unconfirmed = self._unconfirmed, True
+        return [] if said else [Unconfirmed(self.endpoint, self.rank)]
+
+    def _drop_strangers(self, replay: Replay, now: float) -> list[Record]:
+        """Drop what was held when the publisher was asked, and is above all that it has: it is of another life."""
+        strangers = [seq for seq in sorted(self._held) if replay.seen < seq <= replay.held]
+        for seq in strangers:
+            del self._held[seq]
+        records: list[Record] = [Stale(self.endpoint, self.rank, seq) for seq in strangers]
+        if self._held:
+            return records + self._advance(now)
+        self._gaps.clear()  # what was missing before the strangers was never published
+        return records + self._confirm()
 
     def _new_life(self, message: Message, now: float) -> list[Record]:
         records = self._restart(message)
@@ -303,7 +404,7 @@ class PublisherTracker:
         self._delivered.clear()
         self.replay = None
         self._hold_until = None
-        self._stale_run, self._doubt = 0, None
+        self._certain()
         self.expected = 0
         # Whatever is as old as the former life's latest message is of that life, unless the clock was set back.
         former = float("-inf") if self._newest is None else self._newest[1]
@@ -335,8 +436,10 @@ class PublisherTracker:
         last, self._last_seq = self._last_seq, None
         self._gaps.clear()
         self._delivered.clear()
-        self._newest, self._floor, self._former_until = None, float("-inf"), None
-        self._stale_run, self._doubt = 0, None
+        former = self._floor if self._newest is None else max(self._floor, self._newest[1])
+        # Stragglers of the life before are no later than its latest message.
+        self._newest, self._floor, self._former_until = None, math.nextafter(former, math.inf), _FORMER_LIFE
+        self._certain()
         self.expected = 0
         self._ask(0, now, overlap=False)
         return [Restart(self.endpoint, self.rank, last)]
@@ -364,20 +467,36 @@ class PublisherTracker:
             start -= 1
         until = now + _LONGEST_REPLAY * self.replay_timeout
         self.replay = Replay(start, wanted, now + self.replay_timeout, until, attempt, probe)
+        self.replay.joined = not self._delivered
+        self.replay.held = max(self._held, default=-1)
         self.asked += 1
+
+    def _repeat(self, replay: Replay, now: float, attempt: int) -> None:
+        """Ask the same again."""
+        assert self.expected is not None
+        self._ask(self.expected, now, overlap=False, attempt=attempt, probe=replay.probe)
+        assert self.replay is not None
+        self.replay.start, self.replay.verify = min(replay.start, self.expected), replay.verify
+        self.replay.suspect = replay.suspect
 
     def _advance(self, now: float) -> list[Record]:
         if self.expected is None:
             return []
-        waits = self.replay is not None and not self.replay.ended and len(self._held) <= self.max_held
-        records = [] if waits else list(self._deliver())
-        if self.replay is not None:
-            timed_out = now >= self.replay.deadline
-            if self.replay.ended or timed_out or len(self._held) > self.max_held:
-                records += self._finish_replay(now, timed_out=timed_out and not self.replay.ended)
-        elif self._held:
-            records += self._missing(now)
-        return records
+        replay = self.replay
+        if replay is None:
+            records = list(self._deliver())
+            return records + self._missing(now) if self._held else records
+        timed_out = now >= replay.deadline and not replay.ended
+        if replay.ended or timed_out:
+            return self._finish_replay(now, timed_out=timed_out)
+        if len(self._held) <= self.max_held:
+            return []
+        records = list(self._deliver())
+        return (
+            records + self._finish_replay(now, timed_out=False)
+            if len(self._held) > self.max_held
+            else records
+        )
 
     def _missing(self, now: float) -> list[Record]:
         """Handle the hole before the held messages, no replay being under way."""
@@ -398,12 +517,35 @@ class PublisherTracker:
             records += self._advance(now)
         return records
 
+    def _is_below(self, replay: Replay, needed: int) -> bool:
+        """Return whether an answer ends below a number that the publisher must have: it is of another life, or was cut.
+
+        A publisher keeps its newest batches, so it has what was delivered or held before it was asked, or newer ones.
+        """
+        return replay.whole and 0 <= replay.seen < needed and not self._wrapped(replay.seen, needed)
+
     def _finish_replay(self, now: float, *, timed_out: bool) -> list[Record]:
         replay = self.replay
         assert replay is not None
         assert self.expected is not None
         self.replay = None
-        records = list(self._deliver())
+        unsure = replay.verify and not replay.whole
+        behind = replay.start < replay.wanted and self._is_below(replay, replay.wanted - 1)
+        if unsure or behind:
+            if replay.attempt < self.replay_attempts and len(self._held) <= self.max_held:
+                self._repeat(replay, now, replay.attempt + 1)
+                return []
+            if behind:
+                return self._begin_empty(now)
+        records = self._stay_unsure(now) if unsure else []
+        delivered = list(self._deliver())
+        short = self._is_below(replay, replay.held)
+        if short and replay.seen < END_SEQ and self.expected > following(replay.seen):
+            # What was held fills up the answer, which should have had it.
+            records += self._say_unconfirmed()
+            self._raise_doubt()
+        records += delivered
+        records += self._settle(replay)
         overflow = len(self._held) > self.max_held
         if not self._held:
             if replay.whole and replay.seen < 0 and replay.start < replay.wanted:
@@ -412,14 +554,16 @@ class PublisherTracker:
                     return records + self._begin_empty(now)
                 if replay.start > 0:
                     self._look_back(replay, now)
-            return records + self._settle(replay)
+            return records
         if self.expected in self._held:
             return records
         hole_end = self._hole_end()
         # The buffer is contiguous: a hole above the lowest number returned was dropped on its way, and what lies above
         # the highest was published after the answer. Both are worth another attempt; what lies below was evicted.
-        evicted = not timed_out and (replay.lowest is None or self.expected < replay.lowest)
-        if replay.highest is not None and self.expected > replay.highest and not timed_out:
+        evicted = (
+            not timed_out and not replay.cut and (replay.lowest is None or self.expected < replay.lowest)
+        )
+        if short or (replay.highest is not None and self.expected > replay.highest and not timed_out):
             evicted = False
         if not evicted and not overflow and replay.attempt < self.replay_attempts:
             self._note_gap(records, hole_end)
@@ -427,6 +571,8 @@ class PublisherTracker:
             attempt = replay.attempt + 1 if self.expected == replay.wanted else 1
             self._ask(self.expected, now, attempt=attempt)
             return records
+        if short and replay.joined and not overflow:
+            return records + self._drop_strangers(replay, now)
         reason = "overflow" if overflow else "no-answer" if timed_out else "not-in-buffer"
         self._note_gap(records, hole_end)
         records += self._give_up(hole_end, reason)
@@ -460,9 +606,14 @@ class PublisherTracker:
         assert self.expected is not None
         while self.expected in self._held:
             message = self._held.pop(self.expected)
-            if self._former_until is not None and _ts(message) < self._floor:
+            if self._former_until is not None and _ts(message) < self._floor and not message.sure:
                 # It came while its place was empty, but is older than the batch before it: of a former life.
                 self._raise_doubt()
+                if self._gaps and self._gaps[0][0] < self.expected:
+                    first, last = self._gaps.pop(0)
+                    if self.expected <= last:
+                        self._gaps.insert(0, (self.expected, last))
+                    yield Recovered(self.endpoint, self.rank, first, self.expected - 1)
                 yield Stale(self.endpoint, self.rank, message.seq)
                 return
             seq = self.expected
@@ -482,12 +633,10 @@ class PublisherTracker:
 
     def _record(self, message: Message) -> Record:
         self._delivered[message.seq] = (_fingerprint(message.payload), _ts(message))
-        if self._former_until is not None:
-            self._floor = max(self._floor, _ts(message)) if message.batch is not None else self._floor
+        if self._former_until is not None and message.batch is not None:
+            self._floor = _ts(message) if message.sure else max(self._floor, _ts(message))
         if self._former_until is not None and message.seq > self._former_until:
             self._former_until = None
-        if message.batch is not None:
-            self._doubt = None
         if len(self._delivered) > _REMEMBERED:
             self._delivered.popitem(last=False)
         if message.batch is None:

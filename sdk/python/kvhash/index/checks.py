@@ -11,7 +11,18 @@ from typing import Any
 from kvhash._checks import check_int
 from kvhash._errors import InvalidHashError, UsageError
 from kvhash.block_hash import BlockHashView
-from kvhash.events.records import BadMessage, Batch, Confirmed, Gap, Lost, Record, Recovered, Restart, Stale
+from kvhash.events.records import (
+    BadMessage,
+    Batch,
+    Confirmed,
+    Gap,
+    Lost,
+    Record,
+    Recovered,
+    Restart,
+    Stale,
+    Unconfirmed,
+)
 from kvhash.events.schema import (
     AllBlocksCleared,
     BlockRemoved,
@@ -203,7 +214,9 @@ def check_batch(batch: Any, at: str = "$.batch") -> EventBatch:
 
 def check_record(record: Any) -> Record:
     """Return a subscriber's record if its values are sound; a batch that comes with its payload was read from it."""
-    if not isinstance(record, (Batch, Gap, Recovered, Lost, Restart, Stale, Confirmed, BadMessage)):
+    if not isinstance(
+        record, (Batch, Gap, Recovered, Lost, Restart, Stale, Confirmed, Unconfirmed, BadMessage)
+    ):
         raise _fault("a subscriber's record", record, "$.record")
     check_rank(record.rank, "$.record.rank")
     if isinstance(record, Batch):

@@ -27,6 +27,7 @@ REASONS: Mapping[str, str] = {
     "reuse-reported": "stores may be reports of reuse, so copies cannot be counted",
     "stale": "a batch came that has no place in the stream: of a former life, or of one that has not shown itself",
     "store-unreachable": "the shared store does not answer",
+    "unconfirmed": "the publisher may be in another life than the one followed, and has not said so",
     "undecodable": "a batch, or an event in one, could not be read",
     "unknown-event": "an event of a kind that is not known was passed over",
 }
@@ -121,8 +122,10 @@ class Ledger:
             self.fault("stale", now)
 
     def confirmed(self) -> None:
-        """Note that the publisher was asked and is in the life that is followed."""
+        """Note that the publisher was asked and is in the life that is followed; what is still missing never was."""
         self.faults.pop("stale", None)
+        self.faults.pop("unconfirmed", None)
+        self.missing = []
 
     def fault(self, reason: str, now: float) -> None:
         """Note a fault, where it is not known yet."""

@@ -17,7 +17,18 @@ from kvhash._checks import check_int
 from kvhash._errors import InvalidHashError, UsageError
 from kvhash.events._errors import EventDecodeError
 from kvhash.events.decode import decode_batch
-from kvhash.events.records import BadMessage, Batch, Confirmed, Gap, Lost, Record, Recovered, Restart, Stale
+from kvhash.events.records import (
+    BadMessage,
+    Batch,
+    Confirmed,
+    Gap,
+    Lost,
+    Record,
+    Recovered,
+    Restart,
+    Stale,
+    Unconfirmed,
+)
 from kvhash.events.schema import EventBatch, HashValue
 
 from .checks import (
@@ -252,6 +263,8 @@ class ResidencyIndex:
             rank.ledger.stale(now)
         elif isinstance(record, Confirmed):
             rank.ledger.confirmed()
+        elif isinstance(record, Unconfirmed):
+            rank.ledger.fault("unconfirmed", now)
 
     @_alone
     def remove(self, engine: str) -> bool:

@@ -18,7 +18,18 @@ from typing import TYPE_CHECKING, Any
 from kvhash._checks import check_int
 from kvhash._errors import MissingDependencyError, UsageError
 from kvhash.events._errors import EventDecodeError
-from kvhash.events.records import BadMessage, Batch, Confirmed, Gap, Lost, Record, Recovered, Restart, Stale
+from kvhash.events.records import (
+    BadMessage,
+    Batch,
+    Confirmed,
+    Gap,
+    Lost,
+    Record,
+    Recovered,
+    Restart,
+    Stale,
+    Unconfirmed,
+)
 from kvhash.events.schema import EventBatch, HashValue, hash_key
 
 from .checks import (
@@ -333,7 +344,10 @@ class SharedResidencyIndex:
             if not isinstance(record, Batch) or (latest is not None and record.batch.ts <= latest):
                 return life
         if isinstance(record, Batch):
+            is_earlier = ledger.last_ts is not None and record.batch.ts < ledger.last_ts
             place = ledger.accept(record.seq, record.batch.ts, now)
+            if place == "next" and is_earlier:
+                ledger.fault("unconfirmed", now)  # it may be of a life that another replica has not seen
             if place == "again":
                 rank.map.counts["repeated"] += 1
                 return life
@@ -360,6 +374,8 @@ class SharedResidencyIndex:
             ledger.stale(now)
         elif isinstance(record, Confirmed):
             ledger.confirmed()
+        elif isinstance(record, Unconfirmed):
+            ledger.fault("unconfirmed", now)
         return life
 
     def _new_life(self, rank: StoredRank, operations: Operations) -> None:
