@@ -113,7 +113,9 @@ class PublisherTracker:
     _former_until: int | None = None
     _stale_run: int = 0
     _gaps: list[tuple[int, int]] = field(default_factory=list)
+    #: Number of the last batch delivered, and the time of the last one that has any.
     _last_seq: int | None = None
+    _last_ts: float = float("-inf")
     #: Whether the publisher was seen to keep batches for replays.
     _keeps: bool = False
     #: Whether the publisher has to be asked once more when the replay under way is over.
@@ -152,10 +154,8 @@ class PublisherTracker:
         order = self._order(message)
         if order == "new":
             return self._new_life(message, now)
-        if order == "old":
-            if not self._is_plain_next(message):
-                return self._stale(message, now)
-            self._raise_doubt()
+        if order == "old" and (self._answers or not self._is_plain_next(message)):
+            return self._stale(message, now)
         self._stale_run = 0
         if (
             self._newest is None
@@ -180,6 +180,7 @@ class PublisherTracker:
             replay.ended = True  # not what was asked for: taking it would go on for ever
             return self._advance(now)
         self._keeps = True
+        replay.lowest = message.seq if replay.lowest is None else min(replay.lowest, message.seq)
         if message.seq > replay.seen:
             replay.seen = message.seq
             replay.deadline = min(now + self.replay_timeout, replay.until)
@@ -190,7 +191,6 @@ class PublisherTracker:
                 return self._begin_anew(message, now)
             replay.joined |= known is not None
             return []
-        replay.lowest = message.seq if replay.lowest is None else min(replay.lowest, message.seq)
         replay.highest = message.seq if replay.highest is None else max(replay.highest, message.seq)
         if replay.joined:
             if not self._is_behind(message.seq):
@@ -230,6 +230,10 @@ class PublisherTracker:
     def tick(self, now: float) -> list[Record]:
         """Let time pass: deadlines of a replay or of a gap; return the records that are due."""
         records = self._advance(now)
+        if self._gaps and self.replay is None and not self._held:
+            # What seemed to follow them was dropped, so nothing tells that they were ever published.
+            self._gaps.clear()
+            self._raise_doubt()
         if self.replay is None and (
             self._ask_again or (self._again_at is not None and now >= self._again_at)
         ):
@@ -301,7 +305,7 @@ class PublisherTracker:
         return seq < 1 << 32 and before > END_SEQ - (1 << 32)
 
     def _is_plain_next(self, message: Message) -> bool:
-        """Return whether the message is simply the next: then its clock was set back, and no former life is about."""
+        """Return whether the message is simply the next: its clock was set back, then, if nobody can be asked."""
         return (
             message.seq == self.expected
             and not self._held
@@ -319,9 +323,14 @@ class PublisherTracker:
             return self._begin_anew(message, now)  # one number, two contents: a life began unseen
         return self._stale(message, now)
 
+    @property
+    def _answers(self) -> bool:
+        """Whether the publisher can be asked, and did not leave the last question open."""
+        return self.can_replay and not self._unconfirmed
+
     def _stale(self, message: Message, now: float) -> list[Record]:
         self._stale_run += 1
-        if self._stale_run > _STALE_RUN:
+        if self._stale_run > _STALE_RUN and not (self._answers and self.replay is not None):
             return self._new_life(message, now)
         if self._stale_run > 1 or not self.can_replay:
             self._raise_doubt()
@@ -388,7 +397,8 @@ class PublisherTracker:
         if self._held:
             return records + self._advance(now)
         self._gaps.clear()  # what was missing before the strangers was never published
-        return records + self._confirm()
+        open_since = self._doubt is not None and self.asked < self._doubt
+        return records if open_since else records + self._confirm()
 
     def _new_life(self, message: Message, now: float) -> list[Record]:
         records = self._restart(message)
@@ -398,7 +408,7 @@ class PublisherTracker:
     def _restart(self, shown: Message) -> list[Record]:
         """Forget the former life; `shown` is the message of the new one."""
         records = self._flush()
-        last, self._last_seq = self._last_seq, None
+        last, self._last_seq, self._last_ts = self._last_seq, None, float("-inf")
         self._gaps.clear()
         self._held.clear()
         self._delivered.clear()
@@ -416,6 +426,8 @@ class PublisherTracker:
     def _flush(self) -> list[Record]:
         """Deliver what is held of a life that is over, in order; each hole in it is lost."""
         records: list[Record] = []
+        if self._held and self.replay is not None and (self.replay.verify or not self._delivered):
+            records += self._say_unconfirmed()  # what waited for an answer may be of several lives
         while self._held:
             records += self._deliver()
             if self._held:
@@ -433,7 +445,7 @@ class PublisherTracker:
 
     def _begin_empty(self, now: float) -> list[Record]:
         """Start a new life of which nothing was seen; what it has published is asked for."""
-        last, self._last_seq = self._last_seq, None
+        last, self._last_seq, self._last_ts = self._last_seq, None, float("-inf")
         self._gaps.clear()
         self._delivered.clear()
         former = self._floor if self._newest is None else max(self._floor, self._newest[1])
@@ -531,6 +543,13 @@ class PublisherTracker:
         self.replay = None
         unsure = replay.verify and not replay.whole
         behind = replay.start < replay.wanted and self._is_below(replay, replay.wanted - 1)
+        # It has nothing of what it sent last.
+        empty = replay.whole and replay.seen < 0 and replay.start < replay.wanted
+        if empty and self._keeps and not self._held:
+            return self._begin_empty(now)
+        short = self._is_below(replay, replay.held)
+        cannot_follow = short and not replay.joined and following(replay.seen) not in self._held
+        behind |= (empty and self._keeps) or cannot_follow
         if unsure or behind:
             if replay.attempt < self.replay_attempts and len(self._held) <= self.max_held:
                 self._repeat(replay, now, replay.attempt + 1)
@@ -538,9 +557,15 @@ class PublisherTracker:
             if behind:
                 return self._begin_empty(now)
         records = self._stay_unsure(now) if unsure else []
+        if not self._delivered and replay.whole and len(self._held) <= self.max_held:
+            # Nothing that was delivered tells yet that what came live is of the life that answered.
+            records += self._deliver(sure=True)
+            if self._delivered and self.expected in self._held:
+                self._ask(self.expected, now, probe=True)
+                self.replay.verify = True  # type: ignore[attr-defined]
+                return records
         delivered = list(self._deliver())
-        short = self._is_below(replay, replay.held)
-        if short and replay.seen < END_SEQ and self.expected > following(replay.seen):
+        if short and self.expected > following(replay.seen):
             # What was held fills up the answer, which should have had it.
             records += self._say_unconfirmed()
             self._raise_doubt()
@@ -548,12 +573,8 @@ class PublisherTracker:
         records += self._settle(replay)
         overflow = len(self._held) > self.max_held
         if not self._held:
-            if replay.whole and replay.seen < 0 and replay.start < replay.wanted:
-                # It has nothing of what it sent last.
-                if self._keeps:
-                    return records + self._begin_empty(now)
-                if replay.start > 0:
-                    self._look_back(replay, now)
+            if empty and replay.start > 0:
+                self._look_back(replay, now)
             return records
         if self.expected in self._held:
             return records
@@ -601,19 +622,18 @@ class PublisherTracker:
         self._gaps = [(max(low, last + 1), high) for low, high in self._gaps if high > last]
         return [Lost(self.endpoint, self.rank, first, last, reason)]
 
-    def _deliver(self) -> Iterator[Record]:
-        """Deliver held messages that are next in order, and say what of a gap they recovered."""
+    def _deliver(self, *, sure: bool = False) -> Iterator[Record]:
+        """Deliver held messages that are next in order, and say what of a gap they recovered.
+
+        `sure`: up to the first that is not known to be the publisher's own.
+        """
         assert self.expected is not None
-        while self.expected in self._held:
+        while self.expected in self._held and (not sure or self._held[self.expected].sure):
             message = self._held.pop(self.expected)
-            if self._former_until is not None and _ts(message) < self._floor and not message.sure:
+            if not message.sure and self._is_earlier(message):
                 # It came while its place was empty, but is older than the batch before it: of a former life.
                 self._raise_doubt()
-                if self._gaps and self._gaps[0][0] < self.expected:
-                    first, last = self._gaps.pop(0)
-                    if self.expected <= last:
-                        self._gaps.insert(0, (self.expected, last))
-                    yield Recovered(self.endpoint, self.rank, first, self.expected - 1)
+                yield from self._recovered_part()
                 yield Stale(self.endpoint, self.rank, message.seq)
                 return
             seq = self.expected
@@ -624,14 +644,25 @@ class PublisherTracker:
             if self._gaps and seq == self._gaps[0][1]:
                 first, last = self._gaps.pop(0)
                 yield Recovered(self.endpoint, self.rank, first, last)
-            elif (
-                self._gaps and self._gaps[0][0] <= seq < self._gaps[0][1] and self.expected not in self._held
-            ):
-                first, last = self._gaps[0]
-                self._gaps[0] = (self.expected, last)
-                yield Recovered(self.endpoint, self.rank, first, seq)
+        yield from self._recovered_part()
+
+    def _recovered_part(self) -> Iterator[Record]:
+        """Say what was recovered of a gap of which more is missing."""
+        assert self.expected is not None
+        if self._gaps and self._gaps[0][0] < self.expected <= self._gaps[0][1]:
+            first, last = self._gaps[0]
+            self._gaps[0] = (self.expected, last)
+            yield Recovered(self.endpoint, self.rank, first, self.expected - 1)
+
+    def _is_earlier(self, message: Message) -> bool:
+        """Return whether a batch has an earlier time than what was delivered, where that shows another life."""
+        if self._answers:
+            return not message.replayed and _is_timed(message) and _ts(message) < self._last_ts
+        return self._former_until is not None and _ts(message) < self._floor
 
     def _record(self, message: Message) -> Record:
+        if _is_timed(message):
+            self._last_ts = _ts(message)
         self._delivered[message.seq] = (_fingerprint(message.payload), _ts(message))
         if self._former_until is not None and message.batch is not None:
             self._floor = _ts(message) if message.sure else max(self._floor, _ts(message))
