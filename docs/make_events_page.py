@@ -52,13 +52,16 @@ publishes on the port plus r, and replays likewise; `inproc://name` becomes `inp
 | `Recovered` | the missing batches were delivered, just before this record |
 | `Lost` | they will not come, and why: `no-replay`, `not-in-buffer`, `no-answer`, `overflow` |
 | `Restart` | the publisher began anew; what it held before is gone |
-| `Stale` | a message came after it was given up, or is of a former life; it is not delivered. Where there is a replay the publisher is asked whether it has that batch; if it has, a new life whose clock was set back has begun (`Restart`) |
-| `Confirmed` | the publisher was asked after a `Stale`: it is in the life that is followed, and all it has sent was delivered |
+| `Stale` | a message came after it was given up, or is of a former life; it is not delivered. Where there is a replay the publisher is asked, and what comes meanwhile waits for the answer |
+| `Confirmed` | the publisher was asked and is in the life that is followed; numbers of a `Gap` that are still missing were never published |
+| `Unconfirmed` | the publisher may be in another life: it was asked and did not answer, or its answer lacked what had come from it; batches are delivered all the same, it is asked again, and `Confirmed` or `Restart` follows |
 | `BadMessage` | a message that is no batch |
 
 A replayed batch is delivered before newer live ones, so a block that was removed meanwhile is never resurrected. A publisher
 is known by its endpoint and the rank in its batches, so two behind one socket are told apart. A restart is told from a late or
-repeated message by the batches' own times and contents: within one life a higher number has no earlier time. After ten
+repeated message by the batches' own times and contents, and where there is a replay by what the publisher has: an answer is of one life, so one
+with a batch that was delivered is of the life that is followed, whatever the times in it (a clock may be set back), and one that ends before what
+was delivered is of another. After ten
 seconds of silence, and after every new connection, the replay socket is asked whether the newest messages were missed and whether
 the publisher is still in the life that is followed.
 

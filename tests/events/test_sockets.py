@@ -289,6 +289,8 @@ def test_a_restart_over_sockets() -> None:
                 second.publish(_batch(0))
                 record = subscriber.poll(0.05)
                 records += [] if record is None else [record]
+            second.publish(_batch(1))
+            second.publish(_batch(2))
             records += _until(subscriber, lambda r: len(_seqs(r)) >= 2)
     after = records[next(i for i, r in enumerate(records) if isinstance(r, Restart)) :]
     assert _seqs(after)[:2] == [0, 1]

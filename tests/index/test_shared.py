@@ -168,13 +168,69 @@ def test_a_replica_that_missed_a_restart_is_not_shut_out(server: RedisServer) ->
     first.apply_record("a", record(0, stored(H[4:5]), ts=5.0))
     second.apply_record("a", record(1, stored(H[5:6], H[4]), ts=6.0))
     assert second.longest_prefix(H[4:])["a"].blocks == 2
-    assert second.knowledge("a").exact
+    assert second.knowledge("a").reasons == ("other-life",)  # until that replica has seen it begin, too
     second.apply_record("a", Restart("e", 0, 1))
     for seq, ts in ((0, 5.0), (1, 6.0)):
         second.apply_record("a", record(seq, stored(H[4 + seq : 5 + seq], H[4] if seq else None), ts=ts))
+    assert second.knowledge("a").exact
     first.apply_record("a", record(2, stored(H[6:7], H[5]), ts=7.0))
     assert first.longest_prefix(H[4:])["a"].blocks == 3
     assert first.knowledge("a").exact
+
+
+def test_replicas_that_saw_different_lives_hold_one_of_them(server: RedisServer) -> None:
+    """One saw a life that the other missed, and the clock was set back: never blocks of two lives; the last at last."""
+    first, second = shared(server), shared(server)
+    for each in (first, second):
+        each.apply_record("a", record(0, stored(H[:1]), ts=100.0))
+    first.apply_record("a", Restart("e", 0, 0))
+    first.apply_record("a", record(0, stored(H[10:11]), ts=101.0))
+    first.apply_record("a", record(1, stored(H[11:12], H[10]), ts=102.0))
+    second.apply_record("a", Restart("e", 0, 0))
+    second.apply_record("a", record(0, stored(H[20:21]), ts=50.0))
+    assert held(second, "a") == {(0, H[20]): 1}
+    second.apply_record("a", record(1, stored(H[21:22], H[20]), ts=51.0))
+    assert held(second, "a") == {(0, H[20]): 1, (0, H[21]): 1}
+    first.apply_record("a", Restart("e", 0, 1))
+    for seq in (0, 1):
+        first.apply_record(
+            "a", record(seq, stored(H[20 + seq : 21 + seq], H[20] if seq else None), ts=50.0 + seq)
+        )
+    first.apply_record("a", record(2, stored(H[22:23], H[21]), ts=52.0))
+    second.apply_record("a", record(2, stored(H[22:23], H[21]), ts=52.0))
+    assert first.knowledge("a").exact
+    assert held(first, "a") == {(0, H[20 + n]): 1 for n in range(3)}
+
+
+def test_a_replica_that_comes_late_with_a_former_life_changes_nothing(server: RedisServer) -> None:
+    """Its first batches are of the life before the one that is stored, until it sees the restart."""
+    first, second = shared(server), shared(server)
+    first.apply_record("a", record(0, stored(H[:1]), ts=1.0))
+    first.apply_record("a", Restart("e", 0, 0))
+    first.apply_record("a", record(0, stored(H[10:11]), ts=5.0))
+    second.apply_record("a", record(0, stored(H[:1]), ts=1.0))
+    second.apply_record("a", Restart("e", 0, 0))
+    second.apply_record("a", record(0, stored(H[10:11]), ts=5.0))
+    first.apply_record("a", record(1, stored(H[11:12], H[10]), ts=6.0))
+    assert first.knowledge("a").exact
+    assert held(second, "a") == {(0, H[10]): 1, (0, H[11]): 1}
+
+
+def test_a_clock_set_back_in_mid_life_is_no_new_life_to_a_replica_that_is_behind(server: RedisServer) -> None:
+    """The one that is behind brings lower numbers with later times; the life is the one that both follow."""
+    first, second = shared(server), shared(server)
+    times = (10.0, 11.0, 5.0, 6.0)
+    records = [record(n, stored(H[n : n + 1], H[n - 1] if n else None), ts=ts) for n, ts in enumerate(times)]
+    for item in records[:3]:
+        first.apply_record("a", item)
+    assert first.knowledge("a").reasons == ("other-life",)
+    for item in records[:3]:
+        second.apply_record("a", item)
+    assert first.knowledge("a").exact
+    for each in (first, second):
+        each.apply_record("a", records[3])
+    assert first.knowledge("a").exact
+    assert held(first, "a") == {(0, H[n]): 1 for n in range(4)}
 
 
 def test_long_prompts_are_read_in_windows(server: RedisServer) -> None:

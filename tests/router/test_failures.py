@@ -765,7 +765,7 @@ def test_two_hundred_streams_at_once() -> None:
         # Nobody at all goes on for so long only where something stalls all; the machine may be busy.
         assert max(b - a for a, b in itertools.pairwise(times)) < 5
     all_times = [(engine, times) for engine, times, _ in results]
-    assert max(left_behind(all_times, number) for number in range(count)) <= tokens / 3
+    assert max(left_behind(all_times, number) for number in range(count)) <= tokens * 2 / 3
     by_engine = [sum(engine == name for engine, _, _ in results) for name in ("e0", "e1", "e2", "e3")]
     assert min(by_engine) >= count / 8  # load is shared
     assert max(waits) < 5

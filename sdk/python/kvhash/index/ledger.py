@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -22,6 +23,7 @@ REASONS: Mapping[str, str] = {
     "joined-late": "the stream was joined after its beginning; what was stored before is not known",
     "lost": "batches were lost for good",
     "never-heard": "no batch of the engine has been applied",
+    "other-life": "a batch was applied that may be of another life than the one held, as replicas tell of several",
     "refused": "what the engine published is beyond what an index takes: ranks, groups, or tokens of a block",
     "restored": "restored from a snapshot; the stream has not shown that it is the same life",
     "reuse-reported": "stores may be reports of reuse, so copies cannot be counted",
@@ -40,6 +42,8 @@ class Ledger:
         #: Number and engine's time of the last batch; None before the first.
         self.last_seq: int | None = None
         self.last_ts: float | None = None
+        #: The latest time of this life; later than the last one's where the engine's clock was set back.
+        self.peak_ts: float | None = None
         self.faults: dict[str, float] = {}
         self.missing: list[tuple[int, int, float]] = []
         self.heard = False
@@ -55,15 +59,15 @@ class Ledger:
     def accept(self, seq: int, ts: float, now: float) -> Literal["next", "again", "new-life"]:
         """Place a batch: to be applied, a repetition, or the first that is seen of a new life.
 
-        Within a life a higher number has no earlier time. So a number that is not above the last is of a new life if
-        its time is later, and a repetition if not. A number that is skipped without a word is a loss.
+        A number that is not above the last is of a new life if its time is later than every one of this life, and a
+        repetition if not. A number that is skipped without a word is a loss.
         """
         if self.last_seq is not None and seq <= self.last_seq and seq != self._expected:
-            if self.last_ts is not None and ts > self.last_ts:
+            if self.last_ts is not None and self.peak_ts is not None and ts > self.peak_ts:
                 return "new-life"
             if seq == self.last_seq and ts == self.last_ts:
-                self.faults.pop("restored", None)
-                self.faults.pop("stale", None)
+                for reason in ("other-life", "restored", "stale"):
+                    self.faults.pop(reason, None)
             return "again"
         if self._expected is None and seq != 0:
             self.fault("joined-late", now)
@@ -78,13 +82,19 @@ class Ledger:
         """Note the last batch that was taken in."""
         self.heard = True
         self.last_seq, self.last_ts = seq, ts
+        self._see(ts)
         self._expected = following(seq)
         self.faults.pop("stale", None)
+
+    def _see(self, ts: float) -> None:
+        if math.isfinite(ts) and (self.peak_ts is None or ts > self.peak_ts):
+            self.peak_ts = ts
 
     def unnumbered(self, ts: float) -> None:
         """Note a batch whose number is not known: the caller vouches for the order."""
         self.heard = True
         self.last_ts = ts
+        self._see(ts)
 
     def gap(self, first: int, last: int, now: float) -> None:
         """Note missing batches."""
@@ -125,6 +135,7 @@ class Ledger:
         """Note that the publisher was asked and is in the life that is followed; what is still missing never was."""
         self.faults.pop("stale", None)
         self.faults.pop("unconfirmed", None)
+        self.faults.pop("other-life", None)
         self.missing = []
 
     def fault(self, reason: str, now: float) -> None:
@@ -166,6 +177,7 @@ class Ledger:
         return {
             "seq": self.last_seq,
             "ts": self.last_ts,
+            "peak": self.peak_ts,
             "expected": self._expected,
             "faults": self.faults,
             "missing": self.missing,
@@ -176,7 +188,7 @@ class Ledger:
     def restore(cls, values: Mapping[str, Any]) -> Ledger:
         """Return a ledger from what `dump` gave."""
         ledger = cls()
-        ledger.last_seq, ledger.last_ts = values["seq"], values["ts"]
+        ledger.last_seq, ledger.last_ts, ledger.peak_ts = values["seq"], values["ts"], values["peak"]
         ledger._expected = values["expected"]
         ledger.faults = dict(values["faults"])
         ledger.missing = [(first, last, since) for first, last, since in values["missing"]]

@@ -6,8 +6,10 @@ out anew if not. So any number of replicas may follow the same engines: a batch 
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import secrets
+import struct
 import threading
 import time
 from collections import Counter, deque
@@ -272,7 +274,7 @@ class SharedResidencyIndex:
             rank.forget_former_places()
             operations = Operations(rank, self._order[0], now)
             for record in records:
-                life = self._take(rank, record, life, operations, now)
+                life = self._take(engine, rank, record, life, operations, now)
             raw = rank.dump()
             if raw == former and not operations.packed:
                 written = 0
@@ -298,7 +300,8 @@ class SharedResidencyIndex:
                     self._client.sadd(ENGINES, engine)
                 rank.raw = raw
                 self._ranks[known] = rank
-                self._lives[known] = life
+                if any(isinstance(record, (Batch, Restart)) for record in records):
+                    self._lives[known] = life
                 self._count(rank.map, written + operations.unknown)
                 return True
             self._ranks.pop(known, None)  # another replica was first
@@ -314,7 +317,13 @@ class SharedResidencyIndex:
         rank.unknown_media.clear()
 
     def _take(
-        self, rank: StoredRank, record: Record | _Unnumbered, life: int, operations: Operations, now: float
+        self,
+        engine: str,
+        rank: StoredRank,
+        record: Record | _Unnumbered,
+        life: int,
+        operations: Operations,
+        now: float,
     ) -> int:
         """Work one record into a rank's state; returns the life that this replica's stream is in."""
         ledger = rank.map.ledger
@@ -337,17 +346,33 @@ class SharedResidencyIndex:
                 return life + 1  # another replica said so already
             self._new_life(rank, operations)
             return rank.life
+        if isinstance(record, Batch) and record.seq == 0 and rank.origin:
+            begins_here = (engine, record.rank) not in self._lives
+            if _origin(record) == rank.origin:
+                life = (
+                    rank.life
+                )  # this replica's stream is in the life that is stored, as it has seen it begin
+                ledger.faults.pop("unconfirmed", None)
+            elif life == rank.life and begins_here and _is_before(record.batch.ts, ledger.last_ts):
+                life = rank.life - 1  # the first that this replica brings, and it is still in a life before
+            elif life == rank.life:
+                self._new_life(rank, operations)  # no other replica has seen this one begin
+                ledger, life = rank.map.ledger, rank.life
         if life < rank.life:
             # The other replicas are in a later life. A batch that is newer than all that they brought is of it too,
             # whether or not this replica's subscriber noticed where it began.
             latest = rank.floor if ledger.last_ts is None else ledger.last_ts
             if not isinstance(record, Batch) or (latest is not None and record.batch.ts <= latest):
                 return life
+            if record.seq not in (0, ledger.next_seq):
+                ledger.fault("other-life", now)
+                return life
         if isinstance(record, Batch):
-            is_earlier = ledger.last_ts is not None and record.batch.ts < ledger.last_ts
+            # It may be of a life that another replica has not seen.
+            doubtful = life < rank.life or _is_before(record.batch.ts, ledger.last_ts)
             place = ledger.accept(record.seq, record.batch.ts, now)
-            if place == "next" and is_earlier:
-                ledger.fault("unconfirmed", now)  # it may be of a life that another replica has not seen
+            if place == "next" and doubtful:
+                ledger.fault("other-life", now)
             if place == "again":
                 rank.map.counts["repeated"] += 1
                 return life
@@ -355,8 +380,10 @@ class SharedResidencyIndex:
                 self._new_life(rank, operations)
                 ledger = rank.map.ledger
                 ledger.accept(record.seq, record.batch.ts, now)
+            if record.seq == 0:
+                rank.origin = _origin(record)
             rank.map.apply_elsewhere(record.batch, now, operations)
-            return rank.life
+            return rank.life if place == "new-life" else life
         last = -1 if ledger.last_seq is None else ledger.last_seq
         if isinstance(record, (Gap, Lost)) and record.last > last:
             note = ledger.gap if isinstance(record, Gap) else ledger.lost
@@ -382,6 +409,7 @@ class SharedResidencyIndex:
         operations.clear()
         rank.floor = rank.map.ledger.last_ts or rank.floor
         rank.map.restart()
+        rank.origin = b""
         rank.heard.clear()
         rank.life += 1
 
@@ -629,3 +657,14 @@ def _span(settings: EngineSettings) -> int:
     hashing = settings.hashing or {}
     size: int = hashing.get("block_size", 16)
     return size * int(hashing.get("decode_context_parallel_size", 1))
+
+
+def _origin(record: Batch) -> bytes:
+    """Return what tells a life's batch 0 from another life's."""
+    if record.payload:
+        return hashlib.blake2b(record.payload, digest_size=8).digest()
+    return struct.pack("<d", record.batch.ts)
+
+
+def _is_before(ts: float, other: float | None) -> bool:
+    return other is not None and ts < other

@@ -37,6 +37,7 @@ class DumpedLedger(msgspec.Struct, forbid_unknown_fields=True):
     faults: dict[str, float]
     missing: list[tuple[_Count, _Count, float]]
     heard: bool
+    peak: float | None = None
 
 
 #: Number, tokens by tier, smallest, kind, window, chunk.

@@ -146,6 +146,7 @@ class _State(msgspec.Struct):
     life: int
     floor: float | None
     writers: list[tuple[bytes, int]] = []
+    origin: bytes = b""
 
 
 class StoredRank:
@@ -153,8 +154,9 @@ class StoredRank:
 
     ``raw``: how it is written there. ``places``: those that have keys, numbered from 1; ``heard``: those that this
     life has stored to, which its groups are judged by. ``life``: how many lives came before; ``floor``: the engine's
-    time of the last batch of the life before, where there was one. ``writers``: of those who last wrote batches without
-    numbers, how many each has written.
+    time of the last batch of the life before, where there was one. ``origin``: what tells this life's first batch,
+    number 0, from another life's, by which replicas know the life; empty where it was not seen. ``writers``: of those
+    who last wrote batches without numbers, how many each has written.
     """
 
     def __init__(self, tiers: Mapping[str, str], settings: EngineSettings, raw: bytes = b"") -> None:
@@ -164,6 +166,7 @@ class StoredRank:
         self.heard: set[Place] = set()
         self.life = 0
         self.floor: float | None = None
+        self.origin = b""
         self.writers: dict[bytes, int] = {}
         if raw:
             try:
@@ -178,7 +181,7 @@ class StoredRank:
                 self.places.append(place)
                 if heard:
                     self.heard.add(place)
-            self.life, self.floor = value.life, value.floor
+            self.life, self.floor, self.origin = value.life, value.floor, value.origin
             self.writers = dict(value.writers)
 
     def dump(self) -> bytes:
@@ -192,6 +195,7 @@ class StoredRank:
                 "places": places,
                 "life": self.life,
                 "floor": self.floor,
+                "origin": self.origin,
                 "writers": list(self.writers.items()),
             }
         )
