@@ -38,9 +38,9 @@ class SimulatedPublisher:
         self.seq += 1
         return frames
 
-    def restart(self) -> None:
-        """Begin a new life at sequence number 0."""
-        self.clock += 1.0
+    def restart(self, step: float = 1.0) -> None:
+        """Begin a new life at sequence number 0, `step` seconds after what the former one's clock said."""
+        self.clock += step
         self.life += 1
         self.seq = 0
         self.buffer.clear()
@@ -55,10 +55,17 @@ class SimulatedPublisher:
         return [*replies, [b"", *([b""] if topic_frame else []), END_SEQ.to_bytes(8, "big"), b""]]
 
 
-def run_story(seed: int, *, replay: bool = True, restarts: bool = True, steps: int = 120) -> dict[str, Any]:
-    """Run a random story; return the publisher and the records that the tracker gave, up to a quiet end."""
+def run_story(
+    seed: int, *, replay: bool = True, restarts: bool = True, steps: int = 120, clocks: bool = False
+) -> dict[str, Any]:
+    """Run a random story; return the publisher and the records that the tracker gave, up to a quiet end.
+
+    `clocks`: the publisher keeps everything, but its clock is set back at some restarts and now and then within a life,
+    and messages of former lives come again at any time.
+    """
     rng = random.Random(seed)
-    publisher = SimulatedPublisher(buffer_steps=rng.choice([5, 20, 1000]))
+    publisher = SimulatedPublisher(buffer_steps=1000 if clocks else rng.choice([5, 20, 1000]))
+    sent: list[list[bytes]] = []
     tracker = PublisherTracker("sim", 0, can_replay=replay, replay_timeout=1.0, reorder_s=0.2)
     line: list[tuple[float, list[bytes]]] = []
     answers: list[tuple[float, int, list[bytes]]] = []
@@ -102,9 +109,14 @@ def run_story(seed: int, *, replay: bool = True, restarts: bool = True, steps: i
     for _ in range(steps):
         now += 0.05
         if restarts and rng.random() < 0.02 and publisher.seq > 5:  # shorter lives can leave no trace at all
-            publisher.restart()
+            publisher.restart(rng.choice([1.0, -0.05, -3600.0]) if clocks else 1.0)
+        if clocks and rng.random() < 0.02:
+            publisher.clock -= rng.choice([0.05, 3600.0])
+        if clocks and sent and rng.random() < 0.05:
+            line.append((now, rng.choice(sent)))
         for _ in range(rng.randrange(3)):
             frames = publisher.publish()
+            sent.append(frames)
             if not started:
                 started = True
                 tracker.expected = 0

@@ -513,6 +513,17 @@ def test_a_replay_under_way_at_a_new_connection_is_asked_anew(gap: bool) -> None
     assert _short(tracker.reply(_reply(-1), 10)) == [0, 1]
 
 
+def test_an_answer_from_before_anything_was_published_loses_nothing() -> None:
+    """0 to 2 are published before the live socket joins, and 3 comes before the empty answer to the first question."""
+    tracker = _tracker()
+    tracker.start_from(0, 0)
+    assert tracker.live(_live(3), 0) == []
+    assert _short(tracker.reply(_reply(-1), 0)) == [("gap", 0, 2)]
+    for seq in range(4):
+        tracker.reply(_reply(seq), 0)
+    assert _short(tracker.reply(_reply(-1), 0)) == [0, 1, 2, ("recovered", 0, 2), 3]
+
+
 def test_another_ranks_answer_says_nothing() -> None:
     """Several ranks answer behind one socket: an answer that is all of another's is not an empty one."""
     tracker = _tracker()
@@ -610,6 +621,13 @@ def test_random_stories_end_in_the_truth(block: int) -> None:
     """Drops, repeats, delays, stalls, restarts: each number of the last life is delivered or reported lost."""
     for seed in range(block * 100, block * 100 + 100):
         check_story(run_story(seed))
+
+
+@pytest.mark.parametrize("block", _blocks(3, 10))
+def test_random_stories_of_clocks_that_are_set_back(block: int) -> None:
+    """The same, with stragglers of former lives, and times that tell nothing: what the publisher has decides."""
+    for seed in range(block * 100, block * 100 + 100):
+        check_story(run_story(seed, clocks=True))
 
 
 @pytest.mark.parametrize("block", _blocks(1, 3))

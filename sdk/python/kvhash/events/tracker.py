@@ -475,7 +475,10 @@ class PublisherTracker:
         self, wanted: int, now: float, *, overlap: bool = True, attempt: int = 1, probe: bool = False
     ) -> None:
         start = wanted
-        while overlap and wanted - start < _OVERLAP and start - 1 in self._delivered:
+        if overlap and self._last_seq is not None and self._last_seq < wanted:
+            start = self._last_seq + 1  # what was lost in between says nothing about the life
+        least = start - _OVERLAP
+        while overlap and start > least and start - 1 in self._delivered:
             start -= 1
         until = now + _LONGEST_REPLAY * self.replay_timeout
         self.replay = Replay(start, wanted, now + self.replay_timeout, until, attempt, probe)
@@ -557,6 +560,11 @@ class PublisherTracker:
             if behind:
                 return self._begin_empty(now)
         records = self._stay_unsure(now) if unsure else []
+        if replay.joined and replay.whole and replay.lowest is not None:
+            # What the answer passed over is of another life, or its reply was dropped: it is a hole.
+            for seq in [seq for seq in self._held if replay.lowest < seq < replay.seen]:
+                if not self._held[seq].sure:
+                    del self._held[seq]
         if not self._delivered and replay.whole and len(self._held) <= self.max_held:
             # Nothing that was delivered tells yet that what came live is of the life that answered.
             records += self._deliver(sure=True)
@@ -581,9 +589,10 @@ class PublisherTracker:
         hole_end = self._hole_end()
         # The buffer is contiguous: a hole above the lowest number returned was dropped on its way, and what lies above
         # the highest was published after the answer. Both are worth another attempt; what lies below was evicted.
-        evicted = (
-            not timed_out and not replay.cut and (replay.lowest is None or self.expected < replay.lowest)
-        )
+        # An empty answer may be older than what came since it was asked for, and than what lies before that.
+        newer = replay.lowest is None and hole_end + 1 > replay.held
+        evicted = not timed_out and not replay.cut and not newer
+        evicted = evicted and (replay.lowest is None or self.expected < replay.lowest)
         if short or (replay.highest is not None and self.expected > replay.highest and not timed_out):
             evicted = False
         if not evicted and not overflow and replay.attempt < self.replay_attempts:
