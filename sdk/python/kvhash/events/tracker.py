@@ -3,23 +3,30 @@
 A tracker is fed live messages and the replies of replays, with the time, and returns records in order. While it
 waits for a replay it holds newer live batches back, so that an old batch is never delivered after a newer one.
 
-How a restart is told from a late or repeated message: within one life of a publisher a higher number has no earlier
-time (each batch carries its own). So against the latest message
+How a restart is told from a late or repeated message. By the batches' own times: within one life of a publisher a
+higher number has no earlier time, unless its clock was set back. So against the latest message
 
 * a lower number with a later time begins a new life;
-* a higher number with an earlier time, or a lower one that is not among those delivered, is of a former life or was
-  given up already: it is not delivered (a run of such messages is a new life whose clock was set back; where there is
-  a replay, the publisher is asked at the first of them, and has that batch only if its own life is meant; if it
-  has nothing but what was delivered, the life that is followed is `Confirmed`);
+* a higher number with an earlier time, or a lower one that is not among those delivered, seems to be of a former life
+  or was given up already: it is not delivered (`Stale`; without a replay a run of them is a new life whose clock was
+  set back);
 * a number and payload that were delivered before are a repetition.
 
-A new life whose first messages were all missed can look like a gap, or like no gap at all; therefore a replay asks for
-some numbers before the missing ones too, and a batch there that differs from the one delivered shows the new life.
-A publisher keeps its newest batches, so one that is asked for what was delivered last, and has neither that nor
-anything newer, is in a new life, too; it is asked when it has been silent, and after every new connection.
-(Where there is no replay nothing on the wire tells two lives apart without a gap or a late message, as when a life of
-one batch is followed by one whose first batch was missed. Where the new life's buffer no longer reaches back to the
-numbers that were delivered, a `Lost` stands between them.)
+And by what the publisher has, where there is a replay; this outweighs times. An answer is of one life, so
+
+* one with a batch that was delivered is joined: it is of the life that is followed, and so is all that it has;
+* one with another batch of a number that was delivered is of a new life, and so is one that has a `Stale` batch;
+* a publisher keeps its newest batches: one that ends before what was delivered is in a new life, and what was held when
+  it was asked, and is not in it, is of no life of this publisher's that goes on. Replies are lost at times, so such an
+  answer is asked for again before anything follows from it.
+
+So a replay asks for some numbers before the missing ones, too; and the publisher is asked after every new connection,
+when it has been silent, and when a `Stale` batch came, while what comes live waits. `Confirmed` says that a doubt was
+settled, `Unconfirmed` that it was not: batches are delivered then, and it is asked again later.
+
+(Where there is no replay, or a publisher that keeps nothing, nothing on the wire tells two lives apart without a gap or
+a late message, as when a life of one batch is followed by one whose first batch was missed. Where the new life's buffer
+no longer reaches back to the numbers that were delivered, a `Lost` stands between them.)
 """
 
 from __future__ import annotations
