@@ -29,6 +29,7 @@ from kvhash.events.subscriber import RemoteEndpointWarning, Source, Subscriber
 
 from ..data_files import CAPTURES, capture
 from ..ports import free_base, free_endpoints
+from ..waiting import wait_for
 
 ANY = "tcp://127.0.0.1:*"
 
@@ -95,10 +96,9 @@ def test_the_last_batches_before_joining() -> None:
     with _publisher() as publisher:
         for number in range(20):
             publisher.publish(_batch(number))
-        deadline = time.monotonic() + 20
-        while publisher.published < 20:  # else a quick subscriber sees the first of them live
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        wait_for(
+            lambda: publisher.published == 20, "the batches"
+        )  # else a quick subscriber sees the first of them live
         with Subscriber(_source(publisher), from_seq=-3) as subscriber:
             records = _join(subscriber, publisher)
             records += _until(subscriber, lambda r: any(not b.replayed for b in r if isinstance(b, Batch)))
@@ -240,6 +240,7 @@ def test_a_restart_that_says_nothing_is_seen_at_the_new_connection() -> None:
     """Killed and started again, nothing published since: a Restart, though no message and no silence told it."""
     first = Publisher(*free_endpoints(), release="0.33.0", bind=True)
     first.publish(_batch(0))
+    wait_for(lambda: first.published == 1, "the batch")
     source = _source(first)
     with Subscriber(source, from_seq="start", probe_idle_s=None) as subscriber:
         _until(subscriber, lambda r: _seqs(r) == [0])
@@ -260,11 +261,13 @@ def test_what_was_published_before_the_first_connection_is_asked_for() -> None:
         port = free_base()
         for number in range(3):
             publisher.publish(_batch(number))
+        wait_for(lambda: publisher.published == 3, "the beginning")
         source = Source(f"tcp://127.0.0.1:{port}", publisher.replay_endpoint)
         with Subscriber(source, from_seq="start", probe_idle_s=None) as subscriber:
             assert _seqs(_until(subscriber, lambda records: len(records) == 3)) == [0, 1, 2]
             for number in (3, 4):
                 publisher.publish(_batch(number))
+            wait_for(lambda: publisher.published == 5, "the rest")
             socket = context.socket(zmq.PUB)
             socket.setsockopt(zmq.LINGER, 0)
             socket.bind(f"tcp://127.0.0.1:{port}")
