@@ -54,7 +54,7 @@ publishes on the port plus r, and replays likewise; `inproc://name` becomes `inp
 | `Restart` | the publisher began anew; what it held before is gone |
 | `Stale` | a message came after it was given up, or is of a former life; it is not delivered. Where there is a replay the publisher is asked, and what comes meanwhile waits for the answer |
 | `Confirmed` | the publisher was asked and is in the life that is followed; numbers of a `Gap` that are still missing were never published |
-| `Unconfirmed` | the publisher may be in another life: it was asked and did not answer, or its answer lacked what had come from it; batches are delivered all the same, it is asked again, and `Confirmed` or `Restart` follows |
+| `Unconfirmed` | the publisher may be in another life: it was asked and did not answer, or its answer lacked what had come from it; batches are delivered all the same, it is asked again after ever longer pauses (what comes waits up to `replay_timeout` for the answer), and `Confirmed` or `Restart` follows |
 | `BadMessage` | a message that is no batch |
 
 A replayed batch is delivered before newer live ones, so a block that was removed meanwhile is never resurrected. A publisher

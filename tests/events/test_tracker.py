@@ -266,14 +266,14 @@ def test_a_publisher_that_does_not_answer_is_asked_again_after_a_while() -> None
     tracker = _restarted(replay_timeout=1.0, replay_attempts=1)
     tracker.live(_live(18), 1)
     assert _short(tracker.tick(2)) == ["Unconfirmed"]
-    for seq, now in ((4, 12), (5, 23), (6, 34)):
+    for seq, now in ((4, 12), (5, 33), (6, 74)):  # after ever longer pauses
         assert tracker.next_deadline == now
         assert tracker.tick(now) == []
         assert tracker.live(_live(seq, ts=200.0 + seq), now) == []
         assert _short(tracker.tick(now + 1)) == [seq]
-    tracker.tick(45)
-    assert tracker.reply(_reply(6, ts=206.0), 45) == []
-    assert tracker.reply(_reply(-1), 45) == [Confirmed("e", 0, 6)]
+    tracker.tick(155)
+    assert tracker.reply(_reply(6, ts=206.0), 155) == []
+    assert tracker.reply(_reply(-1), 155) == [Confirmed("e", 0, 6)]
     assert tracker.next_deadline is None
 
 
@@ -522,6 +522,48 @@ def test_an_answer_from_before_anything_was_published_loses_nothing() -> None:
     for seq in range(4):
         tracker.reply(_reply(seq), 0)
     assert _short(tracker.reply(_reply(-1), 0)) == [0, 1, 2, ("recovered", 0, 2), 3]
+
+
+def test_what_was_held_when_a_publisher_ended_is_of_its_former_life() -> None:
+    """A gap was open; the new life has published nothing: the batch behind the gap is delivered before the Restart."""
+    tracker = _tracker()
+    tracker.start_from(0, 0)
+    for seq in (0, 1, -1):
+        tracker.reply(_reply(seq), 0)
+    assert _short(tracker.live(_live(3), 1)) == [("gap", 2, 2)]
+    records: list[Record] = []
+    for _ in range(3):
+        records += tracker.reply(_reply(-1), 1)
+    assert _short(records) == [("lost", 2, 2), 3, "Restart"]
+    assert tracker.reply(_reply(-1), 1) == []
+    assert tracker.replay is None
+    assert _short(tracker.live(_live(0, ts=900.0), 2)) == [0]
+
+
+def test_what_an_answer_brought_before_a_new_connection_has_to_be_brought_again() -> None:
+    """The publisher is killed within its answer to the first question; the next one is of its new life alone."""
+    tracker = _tracker()
+    tracker.start_from(0, 0)
+    for seq in range(8):
+        tracker.reply(_reply(seq), 0)
+    tracker.probe(1, verify=True)
+    for seq in (0, 1, 2):
+        tracker.reply(_reply(seq, ts=900.0 + seq), 1)
+    assert _short(tracker.reply(_reply(-1), 1)) == [0, 1, 2]
+    assert tracker.tick(1) == []
+    assert _short(tracker.live(_live(3, ts=903.0), 2)) == [3]
+
+
+def test_a_dead_replay_endpoint_does_not_hold_up_the_stream_again_and_again() -> None:
+    """The question after the first connection needs no answer: the next batch is delivered at once."""
+    tracker = _tracker(replay_timeout=1.0)
+    tracker.start_from(0, 0)
+    tracker.follow_up(0)
+    tracker.live(_live(0), 0)
+    assert _short(tracker.tick(1)) == [0]
+    for seq in range(1, 100):
+        assert _short(tracker.live(_live(seq), seq)) == [seq]
+        assert tracker.tick(seq) == []
 
 
 def test_another_ranks_answer_says_nothing() -> None:

@@ -202,8 +202,10 @@ def test_replicas_that_saw_different_lives_hold_one_of_them(server: RedisServer)
     assert held(first, "a") == {(0, H[20 + n]): 1 for n in range(3)}
 
 
-def test_a_replica_that_comes_late_with_a_former_life_changes_nothing(server: RedisServer) -> None:
-    """Its first batches are of the life before the one that is stored, until it sees the restart."""
+def test_a_replica_that_comes_late_with_a_former_life_is_put_right_by_the_restart(
+    server: RedisServer,
+) -> None:
+    """Its first batches are of the life before the one that is stored; with the restart that life is held anew."""
     first, second = shared(server), shared(server)
     first.apply_record("a", record(0, stored(H[:1]), ts=1.0))
     first.apply_record("a", Restart("e", 0, 0))
@@ -212,8 +214,30 @@ def test_a_replica_that_comes_late_with_a_former_life_changes_nothing(server: Re
     second.apply_record("a", Restart("e", 0, 0))
     second.apply_record("a", record(0, stored(H[10:11]), ts=5.0))
     first.apply_record("a", record(1, stored(H[11:12], H[10]), ts=6.0))
+    assert first.knowledge("a").reasons == ("other-life",)  # it was not seen to begin that life anew
+    second.apply_record("a", record(1, stored(H[11:12], H[10]), ts=6.0))
+    for each in (second, first):
+        each.apply_record("a", record(2, stored(H[12:13], H[11]), ts=7.0))
+    for each in (first, second):
+        each.apply_record("a", record(3, stored(H[13:14], H[12]), ts=8.0))
     assert first.knowledge("a").exact
-    assert held(second, "a") == {(0, H[10]): 1, (0, H[11]): 1}
+    assert held(second, "a") == {(0, H[n]): 1 for n in range(10, 14)}
+
+
+@pytest.mark.parametrize("step", [1.0, -1.0, -60.0])
+def test_a_router_and_an_engine_that_both_began_anew(server: RedisServer, step: float) -> None:
+    """A new replica finds the life before in the store; whatever its clock says, the engine's life is held."""
+    first = shared(server)
+    for seq in range(5):
+        first.apply_record(
+            "a", record(seq, stored(H[seq : seq + 1], H[seq - 1] if seq else None), ts=1000.0 + seq)
+        )
+    second = shared(server)
+    for seq in range(3):
+        parent = H[9 + seq] if seq else None
+        second.apply_record("a", record(seq, stored(H[10 + seq : 11 + seq], parent), ts=1004.0 + step + seq))
+        assert second.knowledge("a").exact
+    assert held(second, "a") == {(0, H[10 + seq]): 1 for seq in range(3)}
 
 
 def test_a_clock_set_back_in_mid_life_is_no_new_life_to_a_replica_that_is_behind(server: RedisServer) -> None:

@@ -89,7 +89,7 @@ class Stale(_Record):
     """A batch came after it was given up as lost, or from a former life; it is not delivered.
 
     It may as well be of a new life whose clock was set back; where there is a replay the publisher is asked, and
-    `Confirmed`, `Restart` or `Unconfirmed` follows.
+    `Confirmed`, `Restart` or `Unconfirmed` follows, unless it keeps nothing that it could answer with.
     """
 
     seq: int

@@ -51,6 +51,8 @@ _STALE_RUN = 8
 _FORMER_LIFE = 1000
 #: A replay may take so many times its timeout in all, however often it answers.
 _LONGEST_REPLAY = 10
+#: One that does not answer is asked again after ever longer pauses, up to so many seconds.
+_LONGEST_PAUSE_S = 3600.0
 #: A replay asks for up to so many delivered batches before the missing ones, to see that they are of one life.
 _OVERLAP = 16
 
@@ -129,8 +131,11 @@ class PublisherTracker:
     _ask_again: bool = False
     #: The first replay (of `asked`) that can settle whether the life followed is the publisher's; None without a doubt.
     _doubt: int | None = None
-    #: When to ask again, the publisher having left a doubt unanswered; and whether that was said.
+    #: The same, but that nothing has to wait for the answer.
+    _follow_up: bool = False
+    #: When to ask again, the publisher having left a doubt unanswered, after how long; and whether that was said.
     _again_at: float | None = None
+    _again_s: float = 0.0
     _unconfirmed: bool = False
 
     # --- feeding ----------------------------------------------------------------------------------------------
@@ -248,6 +253,9 @@ class PublisherTracker:
             attempt = 1 if self._ask_again else self.replay_attempts
             self._ask_again, self._again_at = False, None
             self.probe(now, verify=True, attempt=attempt)
+        elif self.replay is None and self._follow_up:
+            self._follow_up = False
+            self.probe(now)
         return records
 
     def probe(self, now: float, *, verify: bool = False, attempt: int = 1) -> None:
@@ -263,15 +271,26 @@ class PublisherTracker:
             assert self.replay is not None
             self.replay.verify = verify
         elif self.replay is not None and verify:
+            # What the answer under way brought is the publisher's own only if the next one has it, too.
+            self._held = {
+                seq: replace(held, sure=False) if held.sure else held
+                for seq, held in self._held.items()
+                if not held.replayed
+            }
+            last = (self._last_seq, self._last_ts) if self._last_seq is not None else None
+            timed = [(seq, _ts(held)) for seq, held in self._held.items() if _is_timed(held)]
+            self._newest = max(timed, default=last, key=lambda one: one[0])
+            until = self.replay.until
             self._repeat(self.replay, now, 1)
             self.replay.verify = True
+            self.replay.until = until  # connections that keep breaking must not hold up everything for ever
 
     def follow_up(self, now: float) -> None:
-        """Ask for what follows, now or when the replay under way is over."""
+        """Ask for what follows, now or when the replay under way is over; what comes meanwhile need not wait."""
         if self.replay is None:
             self.probe(now)
         else:
-            self._ask_again = True
+            self._follow_up = True
 
     @property
     def next_deadline(self) -> float | None:
@@ -337,11 +356,11 @@ class PublisherTracker:
 
     def _stale(self, message: Message, now: float) -> list[Record]:
         self._stale_run += 1
-        if self._stale_run > _STALE_RUN and not (self._answers and self.replay is not None):
+        if self._stale_run > _STALE_RUN and not (self._answers and (self._keeps or self.replay is not None)):
             return self._new_life(message, now)
         if self._stale_run > 1 or not self.can_replay:
             self._raise_doubt()
-        elif self.replay is not None:
+        elif self.replay is not None and self._delivered:
             self.probe(now, verify=True)
             self._doubt = self.asked
         else:
@@ -384,11 +403,13 @@ class PublisherTracker:
     def _certain(self) -> None:
         """Forget all doubts about the life that is followed."""
         self._stale_run, self._doubt, self._again_at, self._unconfirmed = 0, None, None, False
+        self._again_s = 0.0
 
     def _stay_unsure(self, now: float) -> list[Record]:
         """Go on though the publisher did not say in which life it is; it is asked again later."""
         self._doubt = self.asked + 1
-        self._again_at = now + _LONGEST_REPLAY * self.replay_timeout
+        self._again_s = min(_LONGEST_PAUSE_S, max(2 * self._again_s, _LONGEST_REPLAY * self.replay_timeout))
+        self._again_at = now + self._again_s
         return self._say_unconfirmed()
 
     def _say_unconfirmed(self) -> list[Record]:
@@ -450,8 +471,13 @@ class PublisherTracker:
         assert self.replay is not None
         self.replay.wanted, self.replay.verify = self.expected, replay.verify
 
-    def _begin_empty(self, now: float) -> list[Record]:
+    def _begin_empty(self, replay: Replay, now: float) -> list[Record]:
         """Start a new life of which nothing was seen; what it has published is asked for."""
+        later = {seq: message for seq, message in self._held.items() if seq > replay.held}
+        for seq in later:
+            del self._held[seq]
+        records = self._flush()
+        self._held.update(later)
         last, self._last_seq, self._last_ts = self._last_seq, None, float("-inf")
         self._gaps.clear()
         self._delivered.clear()
@@ -461,7 +487,7 @@ class PublisherTracker:
         self._certain()
         self.expected = 0
         self._ask(0, now, overlap=False)
-        return [Restart(self.endpoint, self.rank, last)]
+        return [*records, Restart(self.endpoint, self.rank, last)]
 
     def _begin_anew(self, shown: Message, now: float) -> list[Record]:
         """Start the new life that `shown` is of; all of it is asked for, from 0."""
@@ -556,7 +582,7 @@ class PublisherTracker:
         # It has nothing of what it sent last.
         empty = replay.whole and replay.seen < 0 and replay.start < replay.wanted
         if empty and self._keeps and not self._held:
-            return self._begin_empty(now)
+            return self._begin_empty(replay, now)
         short = self._is_below(replay, replay.held)
         cannot_follow = short and not replay.joined and following(replay.seen) not in self._held
         behind |= (empty and self._keeps) or cannot_follow
@@ -565,7 +591,7 @@ class PublisherTracker:
                 self._repeat(replay, now, replay.attempt + 1)
                 return []
             if behind:
-                return self._begin_empty(now)
+                return self._begin_empty(replay, now)
         records = self._stay_unsure(now) if unsure else []
         if replay.joined and replay.whole and replay.lowest is not None:
             # What the answer passed over is of another life, or its reply was dropped: it is a hole.
@@ -680,7 +706,7 @@ class PublisherTracker:
         if _is_timed(message):
             self._last_ts = _ts(message)
         self._delivered[message.seq] = (_fingerprint(message.payload), _ts(message))
-        if self._former_until is not None and message.batch is not None:
+        if self._former_until is not None and _is_timed(message):
             self._floor = _ts(message) if message.sure else max(self._floor, _ts(message))
         if self._former_until is not None and message.seq > self._former_until:
             self._former_until = None

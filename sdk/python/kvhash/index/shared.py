@@ -274,7 +274,7 @@ class SharedResidencyIndex:
             rank.forget_former_places()
             operations = Operations(rank, self._order[0], now)
             for record in records:
-                life = self._take(engine, rank, record, life, operations, now)
+                life = self._take(rank, record, life, operations, now)
             raw = rank.dump()
             if raw == former and not operations.packed:
                 written = 0
@@ -318,7 +318,6 @@ class SharedResidencyIndex:
 
     def _take(
         self,
-        engine: str,
         rank: StoredRank,
         record: Record | _Unnumbered,
         life: int,
@@ -347,17 +346,20 @@ class SharedResidencyIndex:
             self._new_life(rank, operations)
             return rank.life
         if isinstance(record, Batch) and record.seq == 0 and rank.origin:
-            begins_here = (engine, record.rank) not in self._lives
             if _origin(record) == rank.origin:
-                life = (
-                    rank.life
-                )  # this replica's stream is in the life that is stored, as it has seen it begin
+                # This replica's stream is in the life that is stored, as it has seen it begin.
+                life = rank.life
                 ledger.faults.pop("unconfirmed", None)
-            elif life == rank.life and begins_here and _is_before(record.batch.ts, ledger.last_ts):
-                life = rank.life - 1  # the first that this replica brings, and it is still in a life before
             elif life == rank.life:
+                doubt = ledger.faults.get("unconfirmed")
                 self._new_life(rank, operations)  # no other replica has seen this one begin
                 ledger, life = rank.map.ledger, rank.life
+                if doubt is not None:
+                    ledger.fault(
+                        "unconfirmed", doubt
+                    )  # this replica may have said so, and its stream is none the surer
+        if isinstance(record, Batch) and (record.seq, record.batch.ts) == (ledger.last_seq, ledger.last_ts):
+            life = rank.life  # it has what is stored last
         if life < rank.life:
             # The other replicas are in a later life. A batch that is newer than all that they brought is of it too,
             # whether or not this replica's subscriber noticed where it began.
