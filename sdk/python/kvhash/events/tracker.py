@@ -267,9 +267,7 @@ class PublisherTracker:
         if self.expected is None or not self.can_replay:
             return
         if self.replay is None and not self._held:
-            self._ask(self.expected, now, probe=True, attempt=attempt)
-            assert self.replay is not None
-            self.replay.verify = verify
+            self._ask(self.expected, now, probe=True, attempt=attempt, verify=verify)
         elif self.replay is not None and verify:
             # What the answer under way brought is the publisher's own only if the next one has it, too.
             self._held = {
@@ -280,10 +278,10 @@ class PublisherTracker:
             last = (self._last_seq, self._last_ts) if self._last_seq is not None else None
             timed = [(seq, _ts(held)) for seq, held in self._held.items() if _is_timed(held)]
             self._newest = max(timed, default=last, key=lambda one: one[0])
-            until = self.replay.until
-            self._repeat(self.replay, now, 1)
-            self.replay.verify = True
-            self.replay.until = until  # connections that keep breaking must not hold up everything for ever
+            former = self.replay
+            again = self._repeat(former, now, 1)
+            again.verify = True
+            again.until = former.until  # connections that keep breaking must not hold up everything for ever
 
     def follow_up(self, now: float) -> None:
         """Ask for what follows, now or when the replay under way is over; what comes meanwhile need not wait."""
@@ -377,13 +375,11 @@ class PublisherTracker:
         """Ask whether a batch that seems old is the publisher's own; what comes meanwhile waits for the answer."""
         assert self.expected is not None
         behind = self._is_behind(message.seq)
-        self._ask(self.expected, now, overlap=not behind, probe=True)
-        assert self.replay is not None
-        self.replay.verify = True
+        replay = self._ask(self.expected, now, overlap=not behind, probe=True, verify=True)
         if message.batch is not None:
-            self.replay.suspect = (message.seq, _fingerprint(message.payload))
+            replay.suspect = (message.seq, _fingerprint(message.payload))
         if behind:
-            self.replay.start = message.seq
+            replay.start = message.seq
 
     def _settle(self, replay: Replay) -> list[Record]:
         """Confirm the life that is followed, if a replay asked since the doubt was answered whole, and out of it."""
@@ -467,9 +463,8 @@ class PublisherTracker:
     def _look_back(self, replay: Replay, now: float) -> None:
         """Ask for all that there is: another life is seen by it, and a publisher that keeps nothing has nothing."""
         assert self.expected is not None
-        self._ask(0, now, overlap=False, probe=True)
-        assert self.replay is not None
-        self.replay.wanted, self.replay.verify = self.expected, replay.verify
+        whole = self._ask(0, now, overlap=False, probe=True, verify=replay.verify)
+        whole.wanted = self.expected
 
     def _begin_empty(self, replay: Replay, now: float) -> list[Record]:
         """Start a new life of which nothing was seen; what it has published is asked for."""
@@ -505,8 +500,15 @@ class PublisherTracker:
     # --- moving on --------------------------------------------------------------------------------------------
 
     def _ask(
-        self, wanted: int, now: float, *, overlap: bool = True, attempt: int = 1, probe: bool = False
-    ) -> None:
+        self,
+        wanted: int,
+        now: float,
+        *,
+        overlap: bool = True,
+        attempt: int = 1,
+        probe: bool = False,
+        verify: bool = False,
+    ) -> Replay:
         start = wanted
         if overlap and self._last_seq is not None and self._last_seq < wanted:
             start = self._last_seq + 1  # what was lost in between says nothing about the life
@@ -514,18 +516,22 @@ class PublisherTracker:
         while overlap and start > least and start - 1 in self._delivered:
             start -= 1
         until = now + _LONGEST_REPLAY * self.replay_timeout
-        self.replay = Replay(start, wanted, now + self.replay_timeout, until, attempt, probe)
-        self.replay.joined = not self._delivered
-        self.replay.held = max(self._held, default=-1)
+        replay = Replay(start, wanted, now + self.replay_timeout, until, attempt, probe, verify)
+        replay.joined = not self._delivered
+        replay.held = max(self._held, default=-1)
+        self.replay = replay
         self.asked += 1
+        return replay
 
-    def _repeat(self, replay: Replay, now: float, attempt: int) -> None:
+    def _repeat(self, replay: Replay, now: float, attempt: int) -> Replay:
         """Ask the same again."""
         assert self.expected is not None
-        self._ask(self.expected, now, overlap=False, attempt=attempt, probe=replay.probe)
-        assert self.replay is not None
-        self.replay.start, self.replay.verify = min(replay.start, self.expected), replay.verify
-        self.replay.suspect = replay.suspect
+        again = self._ask(
+            self.expected, now, overlap=False, attempt=attempt, probe=replay.probe, verify=replay.verify
+        )
+        again.start = min(replay.start, self.expected)
+        again.suspect = replay.suspect
+        return again
 
     def _advance(self, now: float) -> list[Record]:
         if self.expected is None:
@@ -602,8 +608,7 @@ class PublisherTracker:
             # Nothing that was delivered tells yet that what came live is of the life that answered.
             records += self._deliver(sure=True)
             if self._delivered and self.expected in self._held:
-                self._ask(self.expected, now, probe=True)
-                self.replay.verify = True  # type: ignore[attr-defined]
+                self._ask(self.expected, now, probe=True, verify=True)
                 return records
         delivered = list(self._deliver())
         if short and self.expected > following(replay.seen):
